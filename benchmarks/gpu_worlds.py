@@ -20,7 +20,7 @@ import vmas
 
 from marl_collect import Collector, RandomPolicy
 from marl_collect.envs import VmasEnv
-from marl_collect.envs.vmas.reset import renew
+from marl_collect.envs.vmas.env import renew
 
 FRAMES = 50
 """Frames of each world in a batch."""

@@ -14,7 +14,7 @@ if __name__ != "marl_collect.envs":
 
 if TYPE_CHECKING:
     from marl_collect.envs.agent_lists import AgentLists as AgentLists
-    from marl_collect.envs.errors import UnknownTaskError as UnknownTaskError
+    from marl_collect.envs.family import UnknownTaskError as UnknownTaskError
     from marl_collect.envs.frame_stack import FrameStack as FrameStack
     from marl_collect.envs.gymnasium_vector import (
         GymnasiumVectorEnv as GymnasiumVectorEnv,

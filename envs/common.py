@@ -1,12 +1,14 @@
 """Helpers that all environment families use."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from enum import Enum
 from typing import Any, TypeVar, final
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from marl_collect.core.description import Key
@@ -15,11 +17,36 @@ Array = NDArray[Any]
 OptionsT = TypeVar("OptionsT")
 
 
+@contextmanager
+def closed_on_error(built: Any) -> Iterator[None]:
+    """Close ``built`` if the block raises an error.
+
+    Constructors use it, because nobody else can close what they built.
+    """
+    try:
+        yield
+    except BaseException:
+        built.close()
+        raise
+
+
+def unbounded(shape: tuple[int, ...], dtype: Any) -> spaces.Box:
+    """Return the space of all arrays of a shape and a dtype."""
+    dtype = np.dtype(dtype)
+    low: Any = -np.inf
+    high: Any = np.inf
+    if dtype.kind == "b":
+        low, high = 0, 1
+    elif dtype.kind in "iu":
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    return spaces.Box(low, high, shape, dtype)
+
+
 def options_of(kind: type[OptionsT], arguments: Mapping[str, Any]) -> OptionsT:
     """Build the options dataclass ``kind`` from the arguments of a constructor.
 
     Constructors list their keywords explicitly, for readers and type checkers, and pass
-    ``locals()`` as ``given``. A field without a matching keyword raises ``KeyError``.
+    ``locals()``. A field without a matching keyword raises ``KeyError``.
     """
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: arguments[name] for name in names})
@@ -120,7 +147,8 @@ class OneHot:
         positions = flat.nonzero()[0]
         if len(positions) == len(self._ones) and flat[positions].tolist() == self._ones:
             numbers: Array = positions - self._starts
-            if self._in_range(numbers.tolist()):
+            values = numbers.tolist()
+            if min(values) >= 0 and max(values) < self._n_actions:
                 return numbers
         bad = ((array != 0).sum(-1) != 1) | (array.max(-1) != 1)
         for row in range(len(bad)) if acting is None else sorted(acting):
@@ -132,6 +160,3 @@ class OneHot:
                     "build the environment with categorical_actions=True."
                 )
         return array.argmax(-1)
-
-    def _in_range(self, numbers: list[int]) -> bool:
-        return min(numbers) >= 0 and max(numbers) < self._n_actions

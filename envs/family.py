@@ -5,11 +5,21 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
+from pathlib import Path
 from typing import Any, final
 
 from marl_collect.envs.common import defaults_of, is_safe_number
-from marl_collect.envs.errors import UnknownTaskError
 from marl_collect.errors import MissingPackageError, install_command
+
+
+class UnknownTaskError(ValueError):
+    """No installed task has this name. The message says where to find it, if known."""
+
+
+def folders_of(package: str) -> list[Path]:
+    """Return the folders of a package, which is not imported; none if it is missing."""
+    spec = importlib.util.find_spec(package)
+    return [Path(f) for f in (spec and spec.submodule_search_locations) or []]
 
 
 @final

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from marl_collect.core.batched import BatchedEnv, Step
 from marl_collect.core.description import EnvDescription, GroupDescription, from_zero
-from marl_collect.envs.common import reset_options
+from marl_collect.envs.common import closed_on_error, reset_options
 
 _GROUP = "agent"
 
@@ -38,7 +38,7 @@ class GymnasiumVectorEnv(BatchedEnv):
     """
 
     def __init__(self, env: Any, *, seeds: bool = True) -> None:
-        """Own ``env``.
+        """Own ``env``; an error here closes it, because a worker has no other owner.
 
         Args:
             env: a ``gymnasium.vector.VectorEnv``, or an environment of EnvPool.
@@ -50,41 +50,23 @@ class GymnasiumVectorEnv(BatchedEnv):
             ValueError: if ``env`` does not say when it resets, or resets again after
                 ``reset``.
         """
-        mode = env.metadata.get("autoreset_mode")
-        if mode is None:
-            raise ValueError(
-                f"{env} does not say when it resets worlds: set "
-                "metadata['autoreset_mode'] to a gymnasium.vector.AutoresetMode, which "
-                "needs gymnasium>=1.1."
-            )
-        mode = getattr(mode, "value", mode)
-        inner = getattr(env, "unwrapped", env)
-        if (
-            mode == "NextStep"
-            and isinstance(inner, AsyncVectorEnv)
-            and not inner.shared_memory
-        ):
-            raise ValueError(
-                "AsyncVectorEnv(shared_memory=False) resets a world in the next step "
-                "even if reset() was called before: use shared_memory=True, or "
-                "autoreset_mode=AutoresetMode.DISABLED."
-            )
         self._env = env
         self._seeded = seeds
-        self._same_step = mode == "SameStep"
         self._seen: Any = None
         self._tasks: dict[int, dict[str, Any]] = {}
         self._masks = False  # Whether a reset of some worlds kept the others.
-        spec = getattr(env, "spec", None)
-        name = getattr(spec, "id", None) or type(inner).__name__
-        group = GroupDescription(
-            ("agent_0",),
-            env.single_observation_space,
-            from_zero(env.single_action_space),
-        )
-        super().__init__(
-            EnvDescription(name, {_GROUP: group}, repeats=seeds), env.num_envs
-        )
+        with closed_on_error(env):
+            self._same_step = _mode_of(env) == "SameStep"
+            spec = getattr(env, "spec", None)
+            inner = getattr(env, "unwrapped", env)
+            name = getattr(spec, "id", None) or type(inner).__name__
+            group = GroupDescription(
+                ("agent_0",),
+                env.single_observation_space,
+                from_zero(env.single_action_space),
+            )
+            description = EnvDescription(name, {_GROUP: group}, repeats=seeds)
+            super().__init__(description, env.num_envs)
 
     @override
     def begin(
@@ -167,6 +149,30 @@ class GymnasiumVectorEnv(BatchedEnv):
     def close(self) -> None:
         super().close()
         self._env.close()
+
+
+def _mode_of(env: Any) -> str:
+    """Return when a vector environment resets worlds.
+
+    Raises:
+        ValueError: if it does not say so, or resets again after ``reset``.
+    """
+    mode = env.metadata.get("autoreset_mode")
+    if mode is None:
+        raise ValueError(
+            f"{env} does not say when it resets worlds: set metadata['autoreset_mode'] "
+            "to a gymnasium.vector.AutoresetMode, which needs gymnasium>=1.1."
+        )
+    mode = str(getattr(mode, "value", mode))
+    inner = getattr(env, "unwrapped", env)
+    shares = getattr(inner, "shared_memory", True)
+    if mode == "NextStep" and isinstance(inner, AsyncVectorEnv) and not shares:
+        raise ValueError(
+            "AsyncVectorEnv(shared_memory=False) resets a world in the next step even "
+            "if reset() was called before: use shared_memory=True, or "
+            "autoreset_mode=AutoresetMode.DISABLED."
+        )
+    return mode
 
 
 def _of_group(seen: Any) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from marl_collect.models import make_policy
 def make() -> PettingZooEnv:
     return PettingZooEnv("multiwalker_v9", n_walkers=3, shared_reward=False)
 
+PettingZooEnv("own:Env", group_map={"even": [0, 2], "others": [(0, 1), "b"]})
+
 policy = make_policy(describe(make))
 envs = ParallelEnv(2, make)
 envs = ParallelEnv(2, [make, make], serial_for_single=True, start_method="spawn")

@@ -11,7 +11,8 @@ from typing_extensions import override
 from marl_collect.core.batched import BatchedEnv, Step
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
-from marl_collect.envs.jaxmarl import library
+from marl_collect.envs.common import unbounded
+from marl_collect.envs.jaxmarl import provider
 from marl_collect.envs.pettingzoo.groups import AgentSpec, describe_groups
 from marl_collect.errors import imports_of
 
@@ -61,7 +62,7 @@ class JaxMarlEnv(BatchedEnv):
             TypeError: for an argument that the task does not have.
             ValueError: if a group map does not fit, or there is no such task.
         """
-        self._env = env = library.build(task, kwargs)
+        self._env = env = provider.build(task, kwargs)
         seen, state = jax.eval_shape(env.reset, jax.random.PRNGKey(0))
         self._legal = _legal(env, state)
         agents: list[str] = list(env.agents)
@@ -74,7 +75,7 @@ class JaxMarlEnv(BatchedEnv):
         self._members = {name: group.agents for name, group in groups.items()}
         self._has_state = "world_state" in seen
         root = {"state": _observed(seen["world_state"])} if self._has_state else {}
-        limit = library.episode_limit(task, env)
+        limit = provider.episode_limit(task, env)
         super().__init__(EnvDescription(task, groups, root, time_limit=limit), num_envs)
         # One executable begins all worlds, whatever the number that are new, so an
         # episode does not depend on the worlds that begin with it.
@@ -126,42 +127,33 @@ class JaxMarlEnv(BatchedEnv):
         # one step, and the compiler merges both.
         _, _, _, done, _ = step(keys[:, 1], _clock_back(states), by_agent)
         over = done["__all__"]
-        terminated = {
-            group: jnp.stack([done[agent] | over for agent in members], 1)
-            for group, members in self._members.items()
-        }
-        earned = {
-            group: _rows([rewards[agent] for agent in members]).astype(jnp.float32)
-            for group, members in self._members.items()
-        }
+        terminated = self._stack({agent: flag | over for agent, flag in done.items()})
+        earned = self._stack(
+            {agent: r.reshape(-1).astype(jnp.float32) for agent, r in rewards.items()}
+        )
         following = keys[:, 0], _strong(after)
         return following, self._by_group(seen, after), earned, terminated
 
     def _by_group(self, seen: Any, states: Any) -> Any:
         """Return the observations and legal actions by group, and the root."""
-        observed = {
-            group: jnp.stack([seen[agent] for agent in members], 1)
-            for group, members in self._members.items()
-        }
         legal: dict[str, Any] = {}
         if self._legal is not None:
-            masks = jax.vmap(self._legal)(states)
-            legal = {
-                group: jnp.stack([masks[agent] for agent in members], 1).astype(bool)
-                for group, members in self._members.items()
-            }
+            masks = self._stack(jax.vmap(self._legal)(states))
+            legal = {group: mask.astype(bool) for group, mask in masks.items()}
         root = {"state": seen["world_state"]} if self._has_state else {}
-        return observed, legal, root
+        return self._stack(seen), legal, root
+
+    def _stack(self, by_agent: Mapping[str, Any]) -> dict[str, Any]:
+        """Return ``[K, n, ...]`` by group."""
+        return {
+            group: jnp.stack([by_agent[agent] for agent in members], 1)
+            for group, members in self._members.items()
+        }
 
 
 def _arrays(tree: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     """Return numpy arrays; on the CPU they share JAX's memory."""
     return {name: np.asarray(array) for name, array in tree.items()}
-
-
-def _rows(agents: list[Any]) -> Any:
-    """Return ``[K, n]`` of the rewards of n agents."""
-    return jnp.stack([reward.reshape(-1) for reward in agents], 1)
 
 
 def _strong(states: Any) -> Any:
@@ -204,10 +196,7 @@ def _legal(env: Any, state: Any) -> Any:
 def _observed(seen: Any) -> _Space:
     # Declared shapes and bounds are not always those of the data.
     dtype = np.dtype(seen.dtype)
-    if dtype.kind == "f":
-        return spaces.Box(-np.inf, np.inf, seen.shape, np.float32)
-    limits = np.iinfo(dtype)
-    return spaces.Box(limits.min, limits.max, seen.shape, dtype.type)
+    return unbounded(seen.shape, np.float32 if dtype.kind == "f" else dtype)
 
 
 def _action(env: Any, agent: str) -> _Space:

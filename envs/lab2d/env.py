@@ -5,20 +5,33 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from marl_collect.core.description import EnvDescription, Row
+from marl_collect.core.description import EnvDescription, GroupDescription, Row
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.flags import Flags
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
-from marl_collect.envs.common import options_of
-from marl_collect.envs.lab2d.actions import Table
-from marl_collect.envs.lab2d.description import Lab2dOptions, build_actions, describe
-from marl_collect.envs.lab2d.level import REWARD, LevelSpec
-from marl_collect.envs.lab2d.players import observed_names, player_rows
+from marl_collect.envs.common import closed_on_error, options_of
+from marl_collect.envs.lab2d.actions import (
+    GroupActions,
+    NativeGroupActions,
+    PlayerGroup,
+    Table,
+    TableGroupActions,
+)
+from marl_collect.envs.lab2d.players import (
+    REWARD,
+    LevelOptions,
+    LevelSpec,
+    group_players,
+    observed_names,
+    player_of,
+    player_rows,
+    space_of,
+)
 from marl_collect.envs.lab2d.world import Lab2dWorld, import_dmlab2d
-from marl_collect.errors import ClosedError
 
 _IMAGE = "WORLD.RGB"
 
@@ -108,14 +121,17 @@ class Lab2dEnv(MultiAgentEnv):
             ValueError: for an unknown setting, observation, action or agent, and for a
                 group whose players differ in observations or actions.
         """
-        options = options_of(Lab2dOptions, locals())
+        options = options_of(LevelOptions, locals())
         self._world = Lab2dWorld(_flatten(level, settings or {}), rebuild=rebuild)
-        self._world.build()
-        self._level = LevelSpec.read(self._world)
-        self._actions = build_actions(self._world, self._level, options)
-        self._description = describe(
-            level, self._world, self._level, options, self._actions
-        )
+        with closed_on_error(self._world):
+            self._world.build()
+            self._level = LevelSpec.read(self._world)
+            groups = group_players(group_map, len(self._level.prefixes), ())
+            self._actions = {
+                group: self._action_writer(group, agents, actions, options)
+                for group, agents in groups.items()
+            }
+            self._description = self._describe(level, groups, options)
         self._max_steps = max_steps
         self.reset_seconds = 0.0
 
@@ -144,8 +160,6 @@ class Lab2dEnv(MultiAgentEnv):
 
     @override
     def reset_row(self, seed: int) -> None:
-        if self._closed:
-            raise ClosedError("This Lab2dEnv is closed: build a new one.")
         began = time.perf_counter()
         built = self._world.lab
         self._world.start(seed)
@@ -171,7 +185,7 @@ class Lab2dEnv(MultiAgentEnv):
             truncated = world.truncated
             self._flags.end_all(terminated=not truncated, truncated=truncated)
         elif world.frames == self._max_steps:
-            world.stop()
+            world.running = False  # Advancing it needs a new start.
             self._flags.truncate()
 
     def events(self) -> Sequence[tuple[str, Sequence[Any]]]:
@@ -217,6 +231,65 @@ class Lab2dEnv(MultiAgentEnv):
         observation = self._world.lab.observation
         for name, target in self._observations:
             target[...] = observation(name)
+
+    def _action_writer(
+        self,
+        group: str,
+        agents: tuple[str, ...],
+        table: Table | None,
+        options: LevelOptions,
+    ) -> GroupActions:
+        prefixes = tuple(self._level.prefixes[player_of(agent)] for agent in agents)
+        one_hot = not options.categorical_actions
+        players = PlayerGroup(group, agents, prefixes, one_hot=one_hot)
+        writer: GroupActions = (
+            NativeGroupActions(self._world, players)
+            if table is None
+            else TableGroupActions(table, players)
+        )
+        writer.attach(self._world)
+        return writer
+
+    def _describe(
+        self, name: str, groups: Mapping[str, tuple[str, ...]], options: LevelOptions
+    ) -> EnvDescription:
+        """Return the description.
+
+        Raises:
+            ValueError: for an unknown observation, or if players of a group lack one.
+        """
+        level, requested = self._level, options.observations
+        if requested is not None:
+            level.check_requested(requested)
+        of_world = level.of_world(requested)
+        described = {}
+        for group, agents in groups.items():
+            fields = level.of_group([player_of(agent) for agent in agents], requested)
+            missing = [
+                n for n in requested or () if n not in fields and n not in of_world
+            ]
+            if missing or not fields:
+                raise ValueError(
+                    f"Group {group!r} must have at least one observation, with the "
+                    f"same shape for all of its agents {list(agents)}. Found "
+                    f"{list(fields)}; missing: {missing}. Put agents with different "
+                    "observations into different groups (group_map)."
+                )
+            described[group] = GroupDescription(
+                agents=agents,
+                observation=spaces.Dict({n: space_of(f) for n, f in fields.items()}),
+                action=self._actions[group].space,
+                categorical_actions=options.categorical_actions,
+                mask=False,
+            )
+        limits = [options.max_steps, self._world.time_limit]
+        return EnvDescription(
+            name=name,
+            groups=described,
+            root={key: space_of(field) for key, field in of_world.items()},
+            repeats=not self._world.env_seed,
+            time_limit=min((n for n in limits if n is not None), default=None),
+        )
 
 
 def _flatten(level: str, settings: Mapping[str, Any]) -> dict[str, str]:

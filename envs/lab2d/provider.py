@@ -1,50 +1,29 @@
 """Task provider of Lab2d: an entry point of ``marl_collect.tasks``."""
 
-import importlib.util
-from pathlib import Path
 from typing import Final
 
-from marl_collect.envs.family import Family
+from marl_collect.envs.family import Family, folders_of
 
 
 def _levels() -> list[str]:
     """List dmlab2d's level folders: it has no function that lists its levels."""
-    spec = importlib.util.find_spec("dmlab2d")
-    folders = (spec.submodule_search_locations if spec else None) or []
     return sorted(
         path.parent.name
-        for folder in folders
-        for path in Path(folder, "lib", "game_scripts", "levels").glob("*/init.lua")
+        for folder in folders_of("dmlab2d")
+        for path in folder.glob("lib/game_scripts/levels/*/init.lua")
     )
 
 
 _SAFE = (
-    "observations",
-    "actions",
-    "group_map",
-    "max_steps",
-    "categorical_actions",
+    *("observations", "actions", "group_map", "max_steps", "categorical_actions"),
     "rebuild",
     *(
         f"settings.{name}"
         for name in (
-            "avatars",
-            "env_seed",
-            "episodeLengthFrames",
-            "foe",
-            "food",
-            "gridShape",
-            "logLevel",
-            "mapName",
-            "maxEpisodeLengthFrames",
-            "numBoxes",
-            "numPlayers",
-            "pill",
-            "roomSteps",
-            "simulation",
-            "spriteSize",
-            "stepCost",
-            "topology",
+            *("avatars", "env_seed", "episodeLengthFrames", "foe", "food"),
+            *("gridShape", "logLevel", "mapName", "maxEpisodeLengthFrames"),
+            *("numBoxes", "numPlayers", "pill", "roomSteps", "simulation"),
+            *("spriteSize", "stepCost", "topology"),
         )
     ),
 )

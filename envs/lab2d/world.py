@@ -36,7 +36,7 @@ class Lab2dWorld:
     """Owns one Lab2d instance.
 
     Attributes:
-        running: whether an episode is running.
+        running: whether an episode is running. Set it to False to end one.
         truncated: whether the last episode ended at the level's own frame limit.
         frames: number of frames of this episode so far.
         reward: the level's own reward of the last frame, for example the sum over
@@ -159,10 +159,6 @@ class Lab2dWorld:
             self.truncated = (
                 self.frames == self.time_limit or status == self._dmlab2d.INTERRUPTED
             )
-
-    def stop(self) -> None:
-        """End the episode; ``advance`` raises an error until the next ``start``."""
-        self.running = False
 
     def fields(self) -> dict[str, Field]:
         """Return the shape and dtype of each observation of the level.

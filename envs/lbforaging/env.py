@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from marl_collect.envs import registered
 from marl_collect.envs.agent_lists import AgentLists
-from marl_collect.envs.lbforaging.names import registered_task
+from marl_collect.envs.common import closed_on_error
+from marl_collect.envs.lbforaging.provider import registered_task
 from marl_collect.envs.pettingzoo.description import split_options
 from marl_collect.envs.pettingzoo.env import PettingZooBase
 
@@ -40,10 +41,10 @@ class LbForagingEnv(PettingZooBase):
         options, arguments = split_options(kwargs)
         registered_name, variant = registered_task(task)
         env = registered.build("lbforaging", registered_name, {**variant, **arguments})
-        limit: int = env._max_episode_steps  # noqa: SLF001 - it has no public name
-        super().__init__(
-            AgentLists(_Foraging(env)), task, options.with_limit(limit), fast=False
-        )
+        with closed_on_error(env):
+            limit: int = env._max_episode_steps  # noqa: SLF001 - it has no public name
+            lists = AgentLists(_Foraging(env))
+            super().__init__(lists, task, options.with_limit(limit), fast=False)
 
 
 class _Foraging(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -2,6 +2,7 @@
 
 from typing import Any, final
 
+from marl_collect.envs.common import closed_on_error
 from marl_collect.envs.pettingzoo.description import split_options
 from marl_collect.envs.pettingzoo.env import PettingZooBase
 from marl_collect.errors import imports_of
@@ -34,6 +35,7 @@ class MamujocoEnv(PettingZooBase):
         options, arguments = split_options(kwargs)
         scenario, _, division = task.partition("-")
         env = mamujoco_v1.parallel_env(scenario, division, **arguments)
-        spec = env.single_agent_env.spec
-        limit = None if spec is None else spec.max_episode_steps
-        super().__init__(env, task, options.with_limit(limit), fast=False)
+        with closed_on_error(env):
+            spec = env.single_agent_env.spec
+            limit = None if spec is None else spec.max_episode_steps
+            super().__init__(env, task, options.with_limit(limit), fast=False)

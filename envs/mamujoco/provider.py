@@ -6,17 +6,9 @@ from marl_collect.envs.common import defaults_of
 from marl_collect.envs.family import Family
 
 _TASKS = (
-    "Ant-2x4",
-    "Ant-2x4d",
-    "Ant-4x2",
-    "HalfCheetah-2x3",
-    "HalfCheetah-6x1",
-    "Hopper-3x1",
-    "Humanoid-9|8",
-    "HumanoidStandup-9|8",
-    "Reacher-2x1",
-    "Swimmer-2x1",
-    "Walker2d-2x3",
+    *("Ant-2x4", "Ant-2x4d", "Ant-4x2", "HalfCheetah-2x3", "HalfCheetah-6x1"),
+    *("Hopper-3x1", "Humanoid-9|8", "HumanoidStandup-9|8", "Reacher-2x1"),
+    *("Swimmer-2x1", "Walker2d-2x3"),
 )
 """Without those that gymnasium-robotics 1.4.2 builds wrongly.
 
@@ -27,20 +19,13 @@ ManySegmentAnt and ManySegmentSwimmer write a file of one name in every process.
 
 
 _SAFE = (
-    "local_categories",
-    "global_categories",
-    "render_mode",
+    *("local_categories", "global_categories", "render_mode"),
     *("contact_cost_weight", "contact_force_range", "ctrl_cost_weight"),
     *("exclude_current_positions_from_observation", "forward_reward_weight"),
     *("frame_skip", "healthy_angle_range", "healthy_reward", "healthy_state_range"),
-    *(
-        "healthy_z_range",
-        "impact_cost_range",
-        "impact_cost_weight",
-        "max_episode_steps",
-    ),
-    *("reset_noise_scale", "reward_control_weight", "reward_dist_weight"),
-    *("terminate_when_unhealthy", "use_contact_forces"),
+    *("healthy_z_range", "impact_cost_range", "impact_cost_weight"),
+    *("max_episode_steps", "reset_noise_scale", "reward_control_weight"),
+    *("reward_dist_weight", "terminate_when_unhealthy", "use_contact_forces"),
 )
 """Numbers of Gymnasium's robots; without ``xml_file``, which names a file."""
 

@@ -9,11 +9,11 @@ imported, that import is used.
 """
 
 import contextlib
-import importlib
 import importlib.util
 import sys
 import threading
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -36,13 +36,15 @@ def meltingpot_modules() -> Iterator[None]:
         if _PACKAGE in sys.modules:  # imported by the user or by an outer block
             yield
             return
-        _require_meltingpot()
-        sys.modules.update(_kept or {_PACKAGE: _package()})
+        spec = _require_meltingpot()
+        # The top package, without running its code.
+        sys.modules.update(_kept or {_PACKAGE: importlib.util.module_from_spec(spec)})
         try:
             yield
         finally:
-            for name in [n for n in sys.modules if _is_ours(n)]:
-                _kept[name] = sys.modules.pop(name)
+            for name in [*sys.modules]:
+                if name.partition(".")[0] == _PACKAGE:
+                    _kept[name] = sys.modules.pop(name)
 
 
 def import_meltingpot() -> Any:
@@ -51,28 +53,20 @@ def import_meltingpot() -> Any:
     Raises:
         ImportError: if dm-meltingpot is missing; names the command to install it.
     """
-    _require_meltingpot()
+    if _PACKAGE not in sys.modules:
+        _require_meltingpot()
     import meltingpot
 
     return meltingpot
 
 
-def _is_ours(name: str) -> bool:
-    return name == _PACKAGE or name.startswith(_PACKAGE + ".")
-
-
-def _require_meltingpot() -> None:
-    if _PACKAGE not in sys.modules and importlib.util.find_spec(_PACKAGE) is None:
+def _require_meltingpot() -> ModuleSpec:
+    spec = importlib.util.find_spec(_PACKAGE)
+    if spec is None:
         raise ImportError(
             "MeltingPot environments need the package dm-meltingpot, which is not "
             "installed. Install it with: python scripts/install_meltingpot.py. If its "
             "archive of bots can be downloaded, this works too: pip install "
             "'marl-collect[meltingpot]'."
         )
-
-
-def _package() -> ModuleType:
-    """Return the top package without running its code."""
-    spec = importlib.util.find_spec(_PACKAGE)
-    assert spec is not None
-    return importlib.util.module_from_spec(spec)
+    return spec

@@ -37,15 +37,8 @@ FAMILY: Final = Family(
     env="marl_collect.envs.meltingpot.env:MeltingpotEnv",
     pettingzoo=False,
     safe=(
-        "roles",
-        "max_steps",
-        "categorical_actions",
-        "group_map",
-        "observations",
-        "world_rgb",
-        "truncate_without_reset",
-        "episode_reward",
-        "log_level",
+        *("roles", "max_steps", "categorical_actions", "group_map", "observations"),
+        *("world_rgb", "truncate_without_reset", "episode_reward", "log_level"),
     ),
     needs_prefix=False,
 )

@@ -1,15 +1,14 @@
 """Reads MeltingPot's configuration of a substrate into plain data."""
 
 import copy
-import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from marl_collect.core.description import Field
+from marl_collect.envs.family import folders_of
 from marl_collect.envs.lab2d.world import import_dmlab2d
 from marl_collect.envs.meltingpot.imports import meltingpot_modules
 from marl_collect.options import did_you_mean, nearest
@@ -90,9 +89,8 @@ def lacks_bots(scenario: str) -> bool:
     bots = {bot for role in roles.values() for bot in role}
     if bots <= {_NO_OPERATION}:
         return False
-    spec = importlib.util.find_spec("meltingpot")
-    folders = (spec.submodule_search_locations if spec else None) or []
-    return not any(Path(f, "assets", "saved_models").is_dir() for f in folders)
+    folders = folders_of("meltingpot")
+    return not any((f / "assets" / "saved_models").is_dir() for f in folders)
 
 
 def read_substrate(
@@ -118,12 +116,17 @@ def read_substrate(
     with meltingpot_modules():
         from meltingpot.configs import substrates as configs
 
+        config = substrate
         if isinstance(substrate, str):
-            config = _config(configs, substrate)
-        else:
-            config = substrate
+            if substrate not in configs.SUBSTRATES:
+                raise unknown_name(substrate, configs.SUBSTRATES)
+            config = configs.get_config(substrate)
         chosen = tuple(config.default_player_roles if roles is None else roles)
-        _check_roles(chosen, config.valid_roles)
+        if not chosen or not set(chosen) <= set(config.valid_roles):
+            raise ValueError(
+                "roles must contain a role for each player, at least one, out of "
+                f"{sorted(config.valid_roles)}, but is {list(chosen)}."
+            )
         lab2d = _flatten(_build_settings(config, chosen))
         lab2d["logLevel"] = log_level
         specs = config.timestep_spec.observation
@@ -155,20 +158,6 @@ def unknown_name(name: str, known: Iterable[str]) -> ValueError:
         f"MeltingPot has no substrate or scenario {name!r}.{hint} "
         "`marl-collect envs meltingpot` lists all."
     )
-
-
-def _config(configs: Any, name: str) -> Any:
-    if name not in configs.SUBSTRATES:
-        raise unknown_name(name, configs.SUBSTRATES)
-    return configs.get_config(name)
-
-
-def _check_roles(roles: Sequence[str], valid: Iterable[str]) -> None:
-    if not roles or not set(roles) <= set(valid):
-        raise ValueError(
-            "roles must contain a role for each player, at least one, out of "
-            f"{sorted(valid)}, but is {list(roles)}."
-        )
 
 
 def _build_settings(config: Any, roles: tuple[str, ...]) -> Any:

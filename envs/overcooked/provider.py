@@ -1,20 +1,17 @@
 """Task provider of Overcooked-AI: an entry point of ``marl_collect.tasks``."""
 
-import importlib.util
 from pathlib import Path
 from typing import Final
 
-from marl_collect.envs.family import Family
+from marl_collect.envs.family import Family, folders_of
 
 
 def _listed() -> list[str]:
     """List the layouts of two players; the library encodes only their states."""
-    spec = importlib.util.find_spec("overcooked_ai_py")
-    folders = (spec.submodule_search_locations if spec else None) or []
     layouts = [
         layout
-        for folder in folders
-        for layout in Path(folder, "data", "layouts").glob("*.layout")
+        for folder in folders_of("overcooked_ai_py")
+        for layout in folder.glob("data/layouts/*.layout")
     ]
     return sorted(layout.stem for layout in layouts if _has_two_players(layout))
 
@@ -33,17 +30,8 @@ FAMILY: Final = Family(
     known=lambda layout: layout in _listed(),
     env="marl_collect.envs.overcooked.env:OvercookedEnv",
     safe=(
-        "cook_time",
-        "delivery_reward",
-        "num_items_for_soup",
-        "old_dynamics",
-        "onion_time",
-        "onion_value",
-        "order_bonus",
-        "rew_shaping_params",
-        "start_all_orders",
-        "start_bonus_orders",
-        "tomato_time",
-        "tomato_value",
+        *("cook_time", "delivery_reward", "num_items_for_soup", "old_dynamics"),
+        *("onion_time", "onion_value", "order_bonus", "rew_shaping_params"),
+        *("start_all_orders", "start_bonus_orders", "tomato_time", "tomato_value"),
     ),
 )

@@ -142,13 +142,14 @@ class _Rows:
 
 def _discrete(rows: _Rows, space: spaces.Discrete) -> Reader:
     array, n, start = rows.array, int(space.n), int(space.start)
+    plain = start == 0 and array.dtype == space.dtype
 
     def read() -> list[Any]:
         numbers = array.tolist()
         if min(numbers) < 0 or max(numbers) >= n:
             rows.raise_if((array < 0) | (array >= n), f"is outside 0 to {n - 1}")
         # NumPy integers, as from action_space.sample(), which environments expect.
-        return list(array + start) if start else list(array)
+        return list(array) if plain else list((array + start).astype(space.dtype))
 
     return read
 
@@ -156,7 +157,12 @@ def _discrete(rows: _Rows, space: spaces.Discrete) -> Reader:
 def _one_hot(rows: _Rows, space: spaces.Discrete) -> Reader:
     one_hot = OneHot(rows.key, rows.agents, int(space.n))
     start = int(space.start)
-    return lambda: list(one_hot.numbers(rows.array, rows.acting) + start)
+
+    def read() -> list[Any]:
+        numbers = one_hot.numbers(rows.array, rows.acting) + start
+        return list(numbers.astype(space.dtype, copy=False))
+
+    return read
 
 
 def _integers(rows: _Rows, space: Any) -> Reader:

@@ -23,18 +23,17 @@ from marl_collect.core.description import (
     leaves,
 )
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
+from marl_collect.envs.common import unbounded
 from marl_collect.envs.pettingzoo.groups import (
+    ACTION_MASK,
     AgentSpec,
+    MaskSource,
     Space,
     check_alike,
     group_agents,
-    with_text_keys,
-)
-from marl_collect.envs.pettingzoo.masks import (
-    ACTION_MASK,
-    MaskSource,
     info_of,
     mask_sources,
+    with_text_keys,
 )
 from marl_collect.options import Options
 
@@ -373,18 +372,7 @@ def _root(
         raise _no_array(name, f"its state() returned {returned!r:.200}") from error
     if state.dtype.kind not in "biuf":
         raise _no_array(name, f"its state() returned {returned!r:.200}")
-    return {"state": _unbounded(state)}
-
-
-def _unbounded(array: np.ndarray) -> spaces.Box:
-    """Return the space of all arrays of this shape and dtype."""
-    dtype: Any = array.dtype
-    if dtype.kind == "b":
-        return spaces.Box(0, 1, array.shape, dtype)
-    if dtype.kind in "iu":
-        info = np.iinfo(dtype)
-        return spaces.Box(info.min, info.max, array.shape, dtype)
-    return spaces.Box(-np.inf, np.inf, array.shape, dtype)
+    return {"state": unbounded(state.shape, state.dtype)}
 
 
 def _no_array(name: str, problem: str) -> TypeError:

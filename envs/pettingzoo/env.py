@@ -1,6 +1,6 @@
 """``PettingZooEnv`` and ``PettingZooWrapper``: tasks by name, and custom ones."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, cast, final
 
@@ -12,38 +12,31 @@ from typing_extensions import override
 from marl_collect.core.description import EnvDescription, Row
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
-from marl_collect.envs.common import options_of, reset_options, task_setter
+from marl_collect.envs.common import (
+    closed_on_error,
+    options_of,
+    reset_options,
+    task_setter,
+)
 from marl_collect.envs.pettingzoo.actions import Actions
-from marl_collect.envs.pettingzoo.aec import AECDriver
 from marl_collect.envs.pettingzoo.description import (
     Absent,
     PettingZooOptions,
     Zoo,
     describe,
 )
+from marl_collect.envs.pettingzoo.drivers import AECDriver, ParallelDriver
 from marl_collect.envs.pettingzoo.fast_path import fast_parallel
-from marl_collect.envs.pettingzoo.masks import MaskSource
-from marl_collect.envs.pettingzoo.parallel import ParallelDriver
+from marl_collect.envs.pettingzoo.groups import MaskSource
 from marl_collect.envs.pettingzoo.rows import Rows
 from marl_collect.envs.pettingzoo.tasks import find_task
 from marl_collect.options import Option, method
 
+_LEAKS = "pettingzoo.butterfly.knights_archers_zombies.knights_archers_zombies"
+"""Module of an environment that keeps state across episodes.
 
-def _reset_knights_archers_zombies(raw: Any) -> None:
-    """Clear the spawn timer, and the agents that died in an unfinished cycle."""
-    raw.zombie_spawn_interval.reset()
-    raw.kill_list = []
-
-
-_CLEANERS: Mapping[str, Callable[[Any], None]] = {
-    "pettingzoo.butterfly.knights_archers_zombies.knights_archers_zombies": (
-        _reset_knights_archers_zombies
-    ),
-}
-"""Clears state that upstream environments leak across episodes, by module name.
-
-An episode must be determined by its seed and its actions. ``check_env`` found the
-environments that break this rule. Their leaked state is cleared before every reset.
+An episode must be determined by its seed and its actions, so this state is cleared
+before every reset. ``check_env`` finds such environments.
 """
 
 
@@ -55,36 +48,22 @@ class PettingZooBase(MultiAgentEnv):
     def __init__(
         self, env: Zoo, name: str, options: PettingZooOptions, *, fast: bool
     ) -> None:
-        """Own ``env``, which the subclass provides.
+        """Own ``env``.
 
-        An error closes an environment that the subclass built. The user's own one stays
-        open, for another attempt.
+        If this raises, what a subclass has built must be closed. The user's own
+        environment stays open, for another attempt.
         """
-        try:
-            self._describe(env, name, options, fast=fast)
-        except BaseException:
-            if not isinstance(self, PettingZooWrapper):
-                env.close()
-            raise
-
-    def _describe(
-        self, env: Zoo, name: str, options: PettingZooOptions, *, fast: bool
-    ) -> None:
-        self._env = env
-        self._clear_leaks = _CLEANERS.get(type(env.unwrapped).__module__)
+        self._env, self._options = env, options
         self._description, self._specs = describe(env, name, options)
-        self._one_hot = not options.categorical_actions
-        self._fast = False
         self._driver: ParallelDriver | AECDriver
+        world = None
         if isinstance(env, ParallelEnv):
             world = fast_parallel(env) if fast else None
-            self._fast = world is not None
             self._driver = ParallelDriver(world or env, name)
         else:
             self._driver = AECDriver(env, name)
+        self._fast = world is not None
         self._reset_options: dict[str, Any] = {}
-        self._watch_masks = options.action_mask == "auto" and not self._fast
-        self._absent_wait = options.absent == "waiting"
 
     @final
     @property
@@ -113,20 +92,24 @@ class PettingZooBase(MultiAgentEnv):
     @final
     @override
     def bind(self, row: Row) -> None:
+        options = self._options
         rows = Rows(
             row,
             self._description,
             self._specs,
-            watch_masks=self._watch_masks,
-            absent_wait=self._absent_wait,
+            watch_masks=options.action_mask == "auto" and not self._fast,
+            absent_wait=options.absent == "waiting",
         )
-        self._driver.bind(rows, Actions(row, self._specs, one_hot=self._one_hot))
+        one_hot = not options.categorical_actions
+        self._driver.bind(rows, Actions(row, self._specs, one_hot=one_hot))
 
     @final
     @override
     def reset_row(self, seed: int) -> None:
-        if self._clear_leaks is not None:
-            self._clear_leaks(self._env.unwrapped)
+        raw: Any = self._env.unwrapped
+        if type(raw).__module__ == _LEAKS:
+            raw.zombie_spawn_interval.reset()
+            raw.kill_list = []  # Agents that died in an unfinished cycle.
         self._driver.reset(seed, self._reset_options)
 
     @override
@@ -279,13 +262,13 @@ class PettingZooEnv(PettingZooBase):
         _require_cpu(device)
         options = options_of(PettingZooOptions, locals())
         env = _check(find_task(task, parallel=parallel)(**kwargs), task)
-        if not parallel and isinstance(env, ParallelEnv):
-            env.close()
-            raise ValueError(
-                f"{task} builds a ParallelEnv, but parallel is False: omit parallel, "
-                "or name a callable that returns an AECEnv."
-            )
-        super().__init__(env, task, options, fast=fast)
+        with closed_on_error(env):
+            if not parallel and isinstance(env, ParallelEnv):
+                raise ValueError(
+                    f"{task} builds a ParallelEnv, but parallel is False: omit "
+                    "parallel, or name a callable that returns an AECEnv."
+                )
+            super().__init__(env, task, options, fast=fast)
 
 
 @dataclass(frozen=True)

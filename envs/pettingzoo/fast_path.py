@@ -7,9 +7,9 @@ are bitwise equal.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Protocol, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils import wrappers
@@ -21,26 +21,6 @@ Dicts: TypeAlias = tuple[
     dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any]
 ]
 """Observations, rewards, terminations, truncations and infos by agent."""
-
-
-class ParallelWorld(Protocol):
-    """The part of ``ParallelEnv`` that a driver uses."""
-
-    agents: list[Any]
-
-    def reset(
-        self, seed: int | None = None, **options: Any
-    ) -> tuple[dict[Any, Any], dict[Any, Any]]:
-        """Begin an episode; return observations and infos."""
-        ...
-
-    def step(self, actions: dict[Any, Any]) -> Dicts:
-        """Step all agents."""
-        ...
-
-    def state(self) -> Any:
-        """Return the state."""
-        ...
 
 
 class FastWorld:
@@ -60,6 +40,10 @@ class FastWorld:
         observations, self._infos = self._env.reset(seed=seed, **options)
         self.agents = self._env.agents[:]
         return observations, self._infos
+
+    def step(self, actions: dict[Any, Any]) -> Dicts:
+        """Step all agents."""
+        raise NotImplementedError
 
     def state(self) -> Any:
         """Return the state."""
@@ -169,13 +153,9 @@ class MultiwalkerWorld(FastWorld):
             joint.maxMotorTorque = self._torque * min(abs(value), 1.0)
 
 
-World: TypeAlias = Callable[[ParallelEnv[Any, Any, Any], Any], ParallelWorld]
+ParallelWorld: TypeAlias = "ParallelEnv[Any, Any, Any] | FastWorld"
 
 _MPE = "mpe2."
-_WORLDS: Mapping[str, World] = {
-    "pettingzoo.sisl.multiwalker.multiwalker": MultiwalkerWorld,
-}
-
 _CHECKS = (
     wrappers.OrderEnforcingWrapper,
     wrappers.ClipOutOfBoundsWrapper,
@@ -184,7 +164,7 @@ _CHECKS = (
 """Wrappers that change nothing if all actions are in the action space."""
 
 
-def fast_parallel(env: ParallelEnv[Any, Any, Any]) -> ParallelWorld | None:
+def fast_parallel(env: ParallelEnv[Any, Any, Any]) -> FastWorld | None:
     """Return the fast path of ``env``, or None if it is not in ``PROVEN``."""
     raw = raw_environment(env)
     if raw is None:
@@ -195,7 +175,7 @@ def fast_parallel(env: ParallelEnv[Any, Any, Any]) -> ParallelWorld | None:
     return world_of(env)
 
 
-def world_of(env: ParallelEnv[Any, Any, Any]) -> ParallelWorld | None:
+def world_of(env: ParallelEnv[Any, Any, Any]) -> FastWorld | None:
     """Return the fast path of ``env``, proven or not; None if there is none."""
     raw = raw_environment(env)
     if raw is None:
@@ -203,7 +183,8 @@ def world_of(env: ParallelEnv[Any, Any, Any]) -> ParallelWorld | None:
     module = type(raw).__module__
     if module.startswith(_MPE):
         return MpeWorld(env, raw)
-    return _WORLDS.get(module, CycleWorld)(env, raw)
+    walks = module == "pettingzoo.sisl.multiwalker.multiwalker"
+    return MultiwalkerWorld(env, raw) if walks else CycleWorld(env, raw)
 
 
 def raw_environment(env: ParallelEnv[Any, Any, Any]) -> AECEnv[Any, Any, Any] | None:
@@ -230,28 +211,18 @@ def installed_versions(module: str) -> tuple[str, ...]:
 
 
 PROVEN: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "pettingzoo.sisl.multiwalker.multiwalker": (("1.27.0",),),
-    "pettingzoo.sisl.pursuit.pursuit": (("1.27.0",),),
-    "pettingzoo.butterfly.pistonball.pistonball": (("1.27.0",),),
-    "pettingzoo.butterfly.cooperative_pong.cooperative_pong": (("1.27.0",),),
-    "pettingzoo.butterfly.knights_archers_zombies.knights_archers_zombies": (
-        ("1.27.0",),
-    ),
-    "pettingzoo.classic.rps.rps": (("1.27.0",),),
+    f"pettingzoo.{task}.{task.partition('.')[2]}": (("1.27.0",),)
+    for task in (
+        *("sisl.multiwalker", "sisl.pursuit", "butterfly.pistonball"),
+        *("butterfly.cooperative_pong", "butterfly.knights_archers_zombies"),
+        "classic.rps",
+    )
 } | {
     f"mpe2.{task}.{task}": (("1.27.0", "1.1.1"),)
     for task in (
-        "collect_treasure",
-        "simple",
-        "simple_adversary",
-        "simple_crypto",
-        "simple_formation",
-        "simple_line",
-        "simple_push",
-        "simple_reference",
-        "simple_speaker_listener",
-        "simple_spread",
-        "simple_tag",
+        *("collect_treasure", "simple", "simple_adversary", "simple_crypto"),
+        *("simple_formation", "simple_line", "simple_push", "simple_reference"),
+        *("simple_speaker_listener", "simple_spread", "simple_tag"),
         "simple_world_comm",
     )
 }

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from marl_collect.envs.common import defaults_of, is_safe_number
-from marl_collect.envs.errors import UnknownTaskError
+from marl_collect.envs.family import UnknownTaskError
 from marl_collect.envs.pettingzoo import tasks
 from marl_collect.errors import MissingPackageError, install_command
 
@@ -28,14 +28,8 @@ _EXTRAS = {
 
 
 _SAFE = (
-    "game_version",
-    "mode_num",
-    "num_agent_neighbors",
-    "num_landmark_neighbors",
-    "obs_method",
-    "obs_type",
-    "observation_type",
-    "render_mode",
+    *("game_version", "mode_num", "num_agent_neighbors", "num_landmark_neighbors"),
+    *("obs_method", "obs_type", "observation_type", "render_mode"),
 )
 """Arguments of tasks, besides numbers, whose values name no code, file or folder."""
 

@@ -8,20 +8,21 @@ from gymnasium import spaces
 from marl_collect.core.description import EnvDescription, Row
 from marl_collect.core.flags import Flags
 from marl_collect.envs.pettingzoo.description import AGENT_ID
-from marl_collect.envs.pettingzoo.groups import AgentSpec, Space
-from marl_collect.envs.pettingzoo.masks import (
+from marl_collect.envs.pettingzoo.groups import (
     ACTION_MASK,
+    AgentSpec,
+    Space,
     ignored_mask,
     info_of,
     mask_of,
+    summary,
 )
-from marl_collect.envs.pettingzoo.rewards import Rewards
 from marl_collect.envs.pettingzoo.writers import (
     Array,
+    Rewards,
     Writer,
     fill,
     observation_writer,
-    summary,
     unknown_agent,
 )
 from marl_collect.errors import warn
@@ -167,8 +168,14 @@ class Rows:
 
     def begin_frame(self) -> None:
         """Zero the rows of agents that ended, and count the frame for a time limit."""
-        if self.leaving:
-            self.zero_dead()
+        for agent in self.leaving:
+            spec = self._specs[agent]
+            for key, array in self._row.items():
+                if key[0] == spec.group and key[1] in _ZEROED:
+                    array[spec.row] = 0
+        self.dead.update(self.leaving)
+        self.absent.update(self.leaving)
+        self.leaving.clear()
         if self._time_limit is not None:
             self._frames += 1
             self.at_limit = self._frames == self._time_limit
@@ -260,7 +267,14 @@ class Rows:
                 self.leave(agent, terminated=False, truncated=True)
                 self.unflagged.add(agent)
                 if present and self._vanished is not None:
-                    self._note_vanished(agent, self._vanished)
+                    self._vanished.add(agent)
+                    if self._description.done_on_any:
+                        self._vanished = None
+                        warn(
+                            f"{self._description.name}: {agent} left env.agents "
+                            "without a termination or truncation, which ended the "
+                            f"episode. {_ADVICE}"
+                        )
 
     def select_present(self, present: Sequence[Any]) -> None:
         """Write that of the agents that are alive those of ``present`` act next."""
@@ -269,16 +283,6 @@ class Rows:
             acts = agent in present
             self.select(agent, acts=acts)
             self.waiting = self.waiting or not acts
-
-    def _note_vanished(self, agent: Any, vanished: set[Any]) -> None:
-        if self._description.done_on_any:
-            self._vanished = None
-            warn(
-                f"{self._description.name}: {agent} left env.agents without a "
-                f"termination or truncation, which ended the episode. {_ADVICE}"
-            )
-        else:
-            vanished.add(agent)
 
     def revive(
         self,
@@ -318,17 +322,6 @@ class Rows:
                 self.dead.remove(agent)
                 self.flags.revive(spec.group, spec.row)
                 self.join(agent, acts=act)
-
-    def zero_dead(self) -> None:
-        """Zero the rows and rewards of agents that left in the previous step."""
-        for agent in self.leaving:
-            spec = self._specs[agent]
-            for key, array in self._row.items():
-                if key[0] == spec.group and key[1] in _ZEROED:
-                    array[spec.row] = 0
-        self.dead.update(self.leaving)
-        self.absent.update(self.leaving)
-        self.leaving.clear()
 
     def write_observations(self, observations: Mapping[Any, Any]) -> None:
         """Write the observations of all agents that are not absent.

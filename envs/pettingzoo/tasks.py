@@ -13,12 +13,11 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from marl_collect.envs.common import defaults_of
-from marl_collect.envs.errors import UnknownTaskError
+from marl_collect.envs.family import UnknownTaskError, folders_of
 from marl_collect.errors import MissingPackageError
 from marl_collect.options import did_you_mean, nearest
 
@@ -306,10 +305,9 @@ def _tasks(family: TaskPackage) -> list[str]:
 
 def _missing_roms() -> str:
     """Return how to install Atari's ROMs, ``""`` if there are any."""
-    spec = importlib.util.find_spec("multi_agent_ale_py")
-    folders = (spec.submodule_search_locations if spec else None) or []
+    folders = folders_of("multi_agent_ale_py")
     patterns = ("*.bin", "roms/*.bin", "ROM/*/*.bin")
-    roms = (rom for folder in folders for p in patterns for rom in Path(folder).glob(p))
+    roms = (rom for folder in folders for p in patterns for rom in folder.glob(p))
     return "" if any(roms) else DOWNLOAD_ROMS
 
 

@@ -4,6 +4,7 @@ from typing import Any, final
 
 from marl_collect.envs import registered
 from marl_collect.envs.agent_lists import AgentLists
+from marl_collect.envs.common import closed_on_error
 from marl_collect.envs.pettingzoo.description import split_options
 from marl_collect.envs.pettingzoo.env import PettingZooBase
 
@@ -31,7 +32,8 @@ class RwareEnv(PettingZooBase):
         """
         options, arguments = split_options(kwargs)
         env = registered.build("rware", task, arguments)
-        # rware 2.0.0 calls its limit a termination; there is no other one, unless
-        # max_inactivity_steps is set.
-        limit = env.max_steps or None
-        super().__init__(AgentLists(env), task, options.with_limit(limit), fast=False)
+        with closed_on_error(env):
+            # rware 2.0.0 calls its limit a termination; there is no other one, unless
+            # max_inactivity_steps is set.
+            options = options.with_limit(env.max_steps or None)
+            super().__init__(AgentLists(env), task, options, fast=False)

@@ -25,11 +25,7 @@ FAMILY: Final = Family(
     env="marl_collect.envs.rware.env:RwareEnv",
     defaults=partial(registered.defaults, "rware"),
     safe=(
-        "layout",
-        "observation_type",
-        "image_observation_layers",
-        "reward_type",
-        "render_mode",
-        "max_inactivity_steps",
+        *("layout", "observation_type", "image_observation_layers", "reward_type"),
+        *("render_mode", "max_inactivity_steps"),
     ),
 )

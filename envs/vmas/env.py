@@ -22,8 +22,6 @@ with imports_of("vmas", "VmasEnv"):
     import vmas
     from vmas.simulator.environment import Environment
 
-    from marl_collect.envs.vmas.reset import FEW, MASKED, renew
-
 if TYPE_CHECKING:
     import torch
 
@@ -33,6 +31,20 @@ _NOT_TAKEN = frozenset(
     {"dict_spaces", "grad_enabled", "seed", "terminated_truncated", "wrapper"}
 )
 """Arguments of ``vmas.make_env`` that change what it returns, or that are set here."""
+
+MASKED = frozenset(
+    {
+        *("balance", "ball_passage", "ball_trajectory", "buzz_wire", "dispersion"),
+        *("dropout", "give_way", "joint_passage", "joint_passage_size"),
+        *("multi_give_way", "navigation", "passage", "reverse_transport", "simple"),
+        *("simple_crypto", "simple_spread", "simple_tag", "simple_world_comm"),
+        *("transport", "wheel", "wind_flocking"),
+    }
+)
+"""Scenarios whose whole state is in the tensors that ``renew`` finds."""
+
+FEW = 2
+"""So many worlds are reset one by one in less time than all of the twin's together."""
 
 
 @final
@@ -303,3 +315,67 @@ def _action(space: Any) -> _Space:
     if hasattr(space, "n"):
         return spaces.Discrete(int(space.n))
     return spaces.Box(space.low, space.high, space.shape, np.float32)
+
+
+def renew(env: Any, twin: Any, which: "torch.Tensor") -> None:
+    """Begin episodes in many worlds of VMAS at once.
+
+    VMAS resets its worlds together or one by one, and each of these resets takes about
+    as long as a step of all worlds. So a second environment, the *twin*, resets all of
+    its worlds together, and the worlds that begin take their state from it.
+
+    Args:
+        env: of VMAS.
+        twin: of the same scenario, with the same arguments, and just reset.
+        which: the worlds, bool ``[K]``.
+    """
+    import torch
+
+    roots = [(env.scenario, twin.scenario), (env.world, twin.world)]
+    seen: set[int] = set()  # A scenario refers to its world.
+    pairs = [pair for root in roots for pair in _pairs(*root, len(which), seen)]
+    for owner, name, new in pairs:
+        old = owner[name]
+        mask = which.reshape(-1, *[1] * (old.ndim - 1))
+        owner[name] = torch.where(mask, new, old)
+    env.steps = torch.where(which, twin.steps, env.steps)
+
+
+def _pairs(
+    one: Any, other: Any, worlds: int, seen: set[int]
+) -> Iterator[tuple[Any, Any, "torch.Tensor"]]:
+    """Yield where an object holds tensors ``[K, ...]``, and those of an equal object.
+
+    A place is a dictionary or list, and the name or index in it.
+    """
+    if id(one) in seen:
+        return
+    import torch
+
+    seen.add(id(one))
+    for owner, name, counterpart in _entries(one, other):
+        value = owner[name]
+        if not isinstance(value, torch.Tensor):
+            yield from _pairs(value, counterpart, worlds, seen)
+        elif (
+            isinstance(counterpart, torch.Tensor)
+            and value.shape == counterpart.shape
+            and value.shape[:1] == (worlds,)
+        ):
+            yield owner, name, counterpart
+
+
+def _entries(one: Any, other: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield the places of what both objects hold, and what ``other`` has there."""
+    if isinstance(one, list) and isinstance(other, list):
+        yield from ((one, k, other[k]) for k in range(min(len(one), len(other))))
+        return
+    # VMAS loads the file of a scenario anew for each environment, with its classes.
+    if type(one).__qualname__ != type(other).__qualname__:
+        return
+    if not isinstance(one, dict):
+        # Objects of other libraries are not part of a simulation.
+        if not any(base.__module__.startswith("vmas.") for base in type(one).__mro__):
+            return
+        one, other = vars(one), vars(other)
+    yield from ((one, name, other[name]) for name in one if name in other)

@@ -18,7 +18,7 @@ POLICY_HELP = (
     "a `compare` run, or a file with a `save_policy` policy or the `state_dict` of an "
     "mlp.  [default: the run's, or random]"
 )
-Policy = Annotated[str | None, typer.Option(help=POLICY_HELP, show_default=False)]
+Policy = Annotated[str | None, typer.Option(help=POLICY_HELP)]
 AsInFile = Annotated[bool, typer.Option(help="Must match the policy in the file.")]
 Episodes = Annotated[int, typer.Option(min=1, help="Episodes to play.")]
 MaxFramesPerTraj = Annotated[
@@ -50,7 +50,6 @@ Cache = Annotated[
     typer.Option(
         help="Folder for decoded frames and for what is fetched from URLs, as for "
         "`open_dataset(cache=)`.  [default: .cache in the dataset's folder]",
-        show_default=False,
     ),
 ]
 

@@ -1,6 +1,7 @@
 """Options of ``marl-collect collect``."""
 
 import secrets
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -11,8 +12,8 @@ from marl_collect.cli.consoles import user_errors
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.runs import what_to_play
 
-_AMOUNT = "How much"
-_ACTING = "Policy"
+_amount = partial(typer.Option, rich_help_panel="How much")
+_acting = partial(typer.Option, rich_help_panel="Policy")
 _FRAMES = 10_000
 
 
@@ -29,80 +30,50 @@ def collect(  # noqa: PLR0913 - one argument per option
     *,
     frames: Annotated[
         int | None,
-        typer.Option(
+        _amount(
             min=1,
             help="Frames to collect, rounded up to whole batches. A frame is one step "
             "of one environment, regardless of the number of agents.  "
             "[default: 10000]",
-            rich_help_panel=_AMOUNT,
-            show_default=False,
         ),
     ] = None,
     episodes: Annotated[
         int | None,
-        typer.Option(
+        _amount(
             min=1,
             help="Collect exactly this many complete episodes instead of frames, "
             "spread evenly over the environments.",
-            rich_help_panel=_AMOUNT,
         ),
     ] = None,
-    workers: Annotated[
-        int,
-        typer.Option(min=1, help="Worker processes.", rich_help_panel=_AMOUNT),
-    ] = 1,
+    workers: Annotated[int, _amount(min=1, help="Worker processes.")] = 1,
     envs_per_worker: Annotated[
         int,
-        typer.Option(
-            min=1,
-            help="Environments per worker; one forward pass serves all of them.",
-            rich_help_panel=_AMOUNT,
+        _amount(
+            min=1, help="Environments per worker; one forward pass serves all of them."
         ),
     ] = 1,
     frames_per_batch: Annotated[
         int | None,
-        typer.Option(
+        _amount(
             min=1,
             help="Frames per batch, over all environments.  [default: about 2000]",
-            rich_help_panel=_AMOUNT,
-            show_default=False,
         ),
     ] = None,
     max_frames_per_traj: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Truncate trajectories at this length.",
-            rich_help_panel=_AMOUNT,
-        ),
+        int | None, _amount(min=1, help="Truncate trajectories at this length.")
     ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            help=POLICY_HELP,
-            rich_help_panel=_ACTING,
-            show_default=False,
-        ),
-    ] = None,
+    policy: Annotated[str | None, _acting(help=POLICY_HELP)] = None,
     centralised: Annotated[
-        bool,
-        typer.Option(
-            help="Each agent sees the observations of its whole group.",
-            rich_help_panel=_ACTING,
-        ),
+        bool, _acting(help="Each agent sees the observations of its whole group.")
     ] = False,
     share_params: Annotated[
-        bool,
-        typer.Option(
-            help="The agents of a group share one network.", rich_help_panel=_ACTING
-        ),
+        bool, _acting(help="The agents of a group share one network.")
     ] = True,
     seed: Annotated[
         int | None,
         typer.Option(
             min=0,
             help="Seed for environments, weights and actions.  [default: random]",
-            show_default=False,
         ),
     ] = None,
     out: Annotated[
@@ -111,7 +82,6 @@ def collect(  # noqa: PLR0913 - one argument per option
             help="Dataset folder. Batches are appended to an existing dataset of the "
             "same task. A URL, such as `s3://bucket/data`: batches are written to a "
             "new folder in runs, and its files are copied.  [default: runs/TASK-N]",
-            show_default=False,
         ),
     ] = None,
     env: Settings = None,

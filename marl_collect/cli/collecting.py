@@ -164,14 +164,21 @@ class _Job:
             self._upload.finish()
 
     def report(self, *, quiet: bool) -> None:
-        """Print what was collected and where it is; if ``quiet``, only where."""
+        """Print what was collected and where it is; if ``quiet``, only where.
+
+        Raises:
+            typer.Exit: if not everything was copied.
+        """
         from rich.filesize import decimal
 
         from marl_collect.cli.summary import facts, returns_table
         from marl_collect.storage.files import list_files
 
         assert self._writer is not None
-        self._report_upload()
+        if self._upload is not None and self._upload.error is not None:
+            raise fail(
+                f"{self._upload.error}\nNot everything could be copied. {self._kept()}"
+            )
         frames, episodes = self._writer.frames, self._episodes
         if quiet:
             out.print(str(self._path), soft_wrap=True)
@@ -196,17 +203,6 @@ class _Job:
             environment = self._writer.description.environment
             out.print(returns_table(environment, episodes, self._returns))
         out.print(facts(rows))
-
-    def _report_upload(self) -> None:
-        """Raise an error if not everything was copied.
-
-        Raises:
-            typer.Exit: then.
-        """
-        if self._upload is not None and self._upload.error is not None:
-            raise fail(
-                f"{self._upload.error}\nNot everything could be copied. {self._kept()}"
-            )
 
     def _add(self, episodes: "Sequence[EndedEpisode]") -> None:
         for episode in episodes:

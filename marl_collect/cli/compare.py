@@ -1,24 +1,20 @@
 """Options of ``marl-collect compare``."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from marl_collect.cli.arguments import Settings, given
-from marl_collect.cli.comparing import (
-    CompareRequest,
-    run,
-    show_report,
-    show_settings,
-)
+from marl_collect.cli.comparing import CompareRequest, run, show_report, show_settings
 from marl_collect.cli.consoles import USER_ERROR, fail, user_errors
 from marl_collect.cli.tasks import parse_settings
 from marl_collect.training.algorithms import ALGORITHMS
 from marl_collect.training.presets import PRESETS
 
-_WHAT = "What is compared"
-_WHERE = "Output"
+_what = partial(typer.Option, rich_help_panel="What is compared")
+_where = partial(typer.Option, rich_help_panel="Output")
 
 
 def compare(  # noqa: PLR0913 - one argument per option
@@ -28,117 +24,88 @@ def compare(  # noqa: PLR0913 - one argument per option
         typer.Argument(
             help="Name of a task (see `marl-collect envs`), or `module:name` of a "
             "callable that returns an environment.",
-            show_default=False,
         ),
     ] = None,
     *,
     setup: Annotated[
         list[str] | None,
-        typer.Option(
+        _what(
             help="A setup, such as `mappo-local-shared-ids`: algorithm "
             f"({', '.join(ALGORITHMS)}), observations (local or centralised), "
             "networks (shared or own), and optionally ids. Repeatable.  "
             "[default: all that fit the task]",
-            rich_help_panel=_WHAT,
-            show_default=False,
         ),
     ] = None,
-    seeds: Annotated[
-        int,
-        typer.Option(min=1, help="Runs per setup.", rich_help_panel=_WHAT),
-    ] = 5,
-    first_seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the first run.", rich_help_panel=_WHAT)
-    ] = 0,
+    seeds: Annotated[int, _what(min=1, help="Runs per setup.")] = 5,
+    first_seed: Annotated[int, _what(min=0, help="Seed of the first run.")] = 0,
     frames: Annotated[
         int | None,
-        typer.Option(
+        _what(
             min=1,
             help="Frames per run. A frame is one step of one environment, "
             "regardless of the number of agents.  [default: depends on the task]",
-            rich_help_panel=_WHAT,
-            show_default=False,
         ),
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(
+        _what(
             metavar="|".join(PRESETS),
             help="Settings of a published implementation, for the algorithms that it "
             "has. `--set`, `--frames` and `--workers` change them.",
-            rich_help_panel=_WHAT,
-            show_default=False,
         ),
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(
+        _what(
             min=1,
             help="Runs at a time, each in its own process.  [default: number of cores]",
-            rich_help_panel=_WHAT,
-            show_default=False,
         ),
     ] = None,
     workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Worker processes per run.  [default: 2]",
-            rich_help_panel=_WHAT,
-            show_default=False,
-        ),
+        int | None, _what(min=1, help="Worker processes per run.  [default: 2]")
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option(
+        _what(
             "--set",
             metavar="KEY=VALUE",
             help="Training setting, such as `gamma=0.95` or `ppo.lr=0.001`; "
             "`--settings` lists all. Repeatable.",
-            rich_help_panel=_WHAT,
         ),
     ] = None,
     settings: Annotated[
         bool,
-        typer.Option(
+        _what(
             "--settings",
             help="Print every `--set` setting, its value for TASK and what it does, "
             "without training.",
-            rich_help_panel=_WHAT,
         ),
     ] = False,
     env: Settings = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder for the runs and the report.  [default: runs/compare-TASK-N]",
-            rich_help_panel=_WHERE,
-            show_default=False,
+        _where(
+            help="Folder for the runs and the report.  [default: runs/compare-TASK-N]"
         ),
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option(
-            "--resume",
-            help="Resume the runs in --out from their last checkpoints.",
-            rich_help_panel=_WHERE,
+        _where(
+            "--resume", help="Resume the runs in --out from their last checkpoints."
         ),
     ] = False,
     video: Annotated[
         bool,
-        typer.Option(
+        _where(
             "--video",
             help="Record a video of one episode with the best weights of each run.",
-            rich_help_panel=_WHERE,
         ),
     ] = False,
     report: Annotated[
         Path | None,
-        typer.Option(
+        _where(
             help="Print the tables for the runs in this folder and write tables, "
             "curves and JSON to it, without training.",
-            rich_help_panel=_WHERE,
-            show_default=False,
         ),
     ] = None,
 ) -> None:

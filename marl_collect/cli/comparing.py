@@ -119,29 +119,21 @@ def show_report(folder: Path) -> int:
     """Write the report of a folder, print its tables, and return the exit code."""
     _check_extras(video=False)
     with user_errors(ValueError, OSError):
+        from marl_collect.training import report, results
         from marl_collect.training.comparison import CURVES, REPORT, write_report
-        from marl_collect.training.report import (
-            TERMINAL_LEGEND,
-            findings,
-            rich_tables,
-            unfinished_runs,
-        )
-        from marl_collect.training.results import read_random, read_runs, summarize
 
         write_report(folder)
-        runs, random = read_runs(folder), read_random(folder)
-    for table in rich_tables(runs, runs[0].task):
+        runs, random = results.read_runs(folder), results.read_random(folder)
+    for table in report.rich_tables(runs, runs[0].task):
         out.print(table, "")
-    if unfinished := unfinished_runs(runs):
+    if unfinished := report.unfinished_runs(runs):
         out.print(f"{unfinished} To continue them, repeat the command with --resume.")
-    for paragraph in findings(summarize(runs), random):
+    for paragraph in report.findings(results.summarize(runs), random):
         out.print(paragraph)
     out.print()
-    out.print(TERMINAL_LEGEND, style="dim")
-    out.print(
-        ", ".join(str(folder / name) for name in (REPORT, CURVES)),
-        soft_wrap=True,
-    )
+    out.print(report.TERMINAL_LEGEND, style="dim")
+    paths = ", ".join(str(folder / name) for name in (REPORT, CURVES))
+    out.print(paths, soft_wrap=True)
     return 0
 
 
@@ -152,15 +144,7 @@ def _comparison(request: CompareRequest) -> "Comparison":
     factory = find_factory(request.task, kwargs)
     start_server(COLLECTOR_MODULES)  # It imports torch while this process does.
     from marl_collect.parallel_env.describe import describe
-    from marl_collect.training.comparison import (
-        Comparison,
-        check_folder,
-        check_settings,
-        check_setups,
-        check_task,
-        check_video,
-        default_setups,
-    )
+    from marl_collect.training import comparison as training
     from marl_collect.training.options import Setup
     from marl_collect.training.presets import find_preset
     from marl_collect.training.trainer import Task
@@ -170,7 +154,7 @@ def _comparison(request: CompareRequest) -> "Comparison":
     if request.resume and request.out is None:
         raise ValueError("--resume needs --out, the folder of the runs to resume.")
     folder = request.out or free_folder(Path("runs"), f"compare-{request.task}")
-    check_folder(folder, resume=request.resume)
+    training.check_folder(folder, resume=request.resume)
     setups = [Setup.parse(name) for name in request.setups]
     with environment_errors(request.task, kwargs):
         task = Task(request.task, factory, describe(factory), kwargs)
@@ -183,9 +167,9 @@ def _comparison(request: CompareRequest) -> "Comparison":
             by_algorithm[algorithm] = _options(request, settings)
         options = by_algorithm[setups[0].algorithm]
         _print_preset(preset, by_algorithm)
-    comparison = Comparison(
+    comparison = training.Comparison(
         task,
-        setups or default_setups(task.description, options),
+        setups or training.default_setups(task.description, options),
         request.seeds,
         options,
         folder,
@@ -194,12 +178,12 @@ def _comparison(request: CompareRequest) -> "Comparison":
         else None,
         algorithm_options=by_algorithm,
     )
-    check_task(comparison)
+    training.check_task(comparison)
     if not request.resume:  # Runs of earlier versions may have such settings.
-        check_settings(comparison, request.settings)
-    check_setups(comparison)
+        training.check_settings(comparison, request.settings)
+    training.check_setups(comparison)
     with environment_errors(request.task, kwargs):
-        check_video(comparison)
+        training.check_video(comparison)
     return comparison
 
 
@@ -213,9 +197,13 @@ def show_settings(request: CompareRequest) -> int:
     """
     from rich.table import Table
 
+    from marl_collect.training.presets import task_settings
+
     with user_errors(ValueError):
-        if request.task:
-            _check_exists(request.task)
+        # Without its library, a task is found by its family's prefix only.
+        if request.task and not task_settings(request.task):
+            with suppress(ImportError):
+                find_factory(request.task, {})
         if request.preset is not None:
             changes = (request.settings, request.setups, request.frames)
             if any(changes) or request.workers is not None:
@@ -255,20 +243,6 @@ def _show_preset(name: str) -> int:
         table.add_row(setting, *texts)
     out.print(table)
     return 0
-
-
-def _check_exists(task: str) -> None:
-    """Check the name of a task; its library may be missing.
-
-    Raises:
-        ValueError: if no provider knows the task; lists similar names.
-    """
-    from marl_collect.training.presets import task_settings
-
-    # Without its library, a task is found by its family's prefix only.
-    if not task_settings(task):
-        with suppress(ImportError):
-            find_factory(task, {})
 
 
 def _print_preset(preset: "Preset", algorithms: Iterable[str]) -> None:

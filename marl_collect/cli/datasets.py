@@ -40,25 +40,17 @@ def inspect(
 
     If no episode is complete, histograms show rewards per frame.
     """
-    from marl_collect.cli.histograms import (
-        episode_panels,
-        histogram_table,
-        plot_histograms,
-        reward_panels,
-    )
-    from marl_collect.cli.summary import (
-        episodes_table,
-        facts,
-        groups_table,
-        keys_table,
-        ranges_table,
-    )
+    from marl_collect.cli import histograms, summary
     from marl_collect.storage import open_dataset
 
     with user_errors(OSError, ValueError):
         dataset = open_dataset(path, cache=cache)
         episodes, statistics = dataset.trajectories, dataset.statistics
-        panels = episode_panels(episodes) if len(episodes) else reward_panels(dataset)
+        panels = (
+            histograms.episode_panels(episodes)
+            if len(episodes)
+            else histograms.reward_panels(dataset)
+        )
     description, lengths = dataset.description, statistics.lengths
     size = sum(file.path.stat().st_size for file in dataset.files)
     rows = [
@@ -71,15 +63,15 @@ def inspect(
         ("mean length", "-" if lengths is None else f"{lengths.mean:,.1f} frames"),
     ]
     rows += _runs(dataset)
-    out.print(facts(rows))
+    out.print(summary.facts(rows))
     environment = description.environment
-    out.print(groups_table(environment))
+    out.print(summary.groups_table(environment))
     if keys:
-        out.print(keys_table([(c.key, c.shape, c.dtype) for c in dataset.keys]))
+        out.print(summary.keys_table([(c.key, c.shape, c.dtype) for c in dataset.keys]))
     ranges = statistics.ranges if keys else statistics.main_ranges(environment)
-    out.print(ranges_table(ranges))
+    out.print(summary.ranges_table(ranges))
     if lengths is not None:
-        out.print(episodes_table(environment, statistics))
+        out.print(summary.episodes_table(environment, statistics))
         panels_shown = {
             "Team returns": panels[0][1],
             "Lengths in frames": panels[-1][1],
@@ -87,13 +79,13 @@ def inspect(
     else:
         panels_shown = dict(panels)
     for title, values in panels_shown.items():
-        out.print(histogram_table(values, title))
+        out.print(histograms.histogram_table(values, title))
     if plot is not None:
         with user_errors(ImportError, ValueError, OSError):
             if not panels:
                 raise ValueError("Nothing to plot: the dataset has no frames.")
             what = "episodes" if len(episodes) else "frames"
-            plot_histograms(panels, description.task, what, plot)
+            histograms.plot_histograms(panels, description.task, what, plot)
         out.print(f"histograms: {plot}", soft_wrap=True)
     if card is not None:
         with user_errors(OSError), named_if_full(card):
@@ -207,7 +199,5 @@ def _check_format(name: str, expected: str, what: str) -> None:
 
 
 def _report(episodes: int, frames: int, written: Path) -> None:
-    out.print(
-        f"{episodes:,} episodes, {frames:,} frames: {written}",
-        soft_wrap=True,
-    )
+    text = f"{episodes:,} episodes, {frames:,} frames: {written}"
+    out.print(text, soft_wrap=True)

@@ -42,17 +42,12 @@ def explain(error: Exception, task: str, env_kwargs: Mapping[str, Any]) -> str:
     return text
 
 
-def setting_text(name: str, default: Any) -> str:
-    """Return ``name=default`` in one short line."""
-    return f"{name}={default!r}"
-
-
 def _settings_hint(task: str, env_kwargs: Mapping[str, Any]) -> str:
     options = " ".join(f"--env {name}={value}" for name, value in env_kwargs.items())
     known = task_settings(task)
     if not known:
         return f"\nThe environment was given {options}."
-    listed = ", ".join(setting_text(*item) for item in known.items())
+    listed = ", ".join(f"{name}={default!r}" for name, default in known.items())
     texts = "".join(
         f" {name} is the text {value!r}, its default {known[name]} is a number."
         for name, value in env_kwargs.items()

@@ -30,7 +30,8 @@ def histogram_table(values: Sequence[float], title: str) -> Table:
         title: of the table.
     """
     bins = min(_BINS, len(set(values)))
-    counts, edges = np.histogram(values, _edges(values, bins))
+    edges = np.linspace(min(values), max(values), bins + 1)
+    counts, _ = np.histogram(values, edges)
     table = Table(title=title, box=None, show_header=False)
     table.add_column(justify="right", style="cyan")
     table.add_column(no_wrap=True, style="green")
@@ -137,10 +138,3 @@ def _plot_edges(values: Sequence[float]) -> list[float]:
         width = max(1, math.ceil((high - low + 1) / count))
         return np.arange(low - 0.5, high + width, width).tolist()
     return np.linspace(low, high, count + 1).tolist()
-
-
-def _edges(values: Sequence[float], bins: int) -> list[float]:
-    low, high = float(min(values)), float(max(values))
-    if low == high:
-        return [low, high]
-    return np.linspace(low, high, bins + 1).tolist()

@@ -71,12 +71,7 @@ def info(
         chosen = parse_settings(env or [])
         factory = find_factory(task, chosen)
     start_server(COLLECTOR_MODULES)  # It imports torch while this process does.
-    from marl_collect.cli.summary import (
-        environment_keys,
-        facts,
-        groups_table,
-        keys_table,
-    )
+    from marl_collect.cli import summary
     from marl_collect.parallel_env.describe import describe
 
     with environment_errors(task, chosen):
@@ -91,11 +86,18 @@ def info(
         ("episode ends", f"as soon as {end}"),
         ("reproducible", "yes, by seed" if description.repeats else "no"),
     ]
-    out.print(facts(rows))
-    out.print(groups_table(description))
-    out.print(keys_table(environment_keys(description), title="Keys"))
-    if settings:
-        out.print(_settings_table(settings, chosen))
+    out.print(summary.facts(rows))
+    out.print(summary.groups_table(description))
+    out.print(summary.keys_table(summary.environment_keys(description), title="Keys"))
+    if not settings:
+        return
+    table = Table(title="Settings (--env KEY=VALUE)")
+    table.add_column("key", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    for name, value in settings.items():
+        mark = " (given)" if name in chosen else ""
+        table.add_row(name, f"{value!r}{mark}")
+    out.print(table)
 
 
 def _time_limit(description: "EnvDescription", settings: Mapping[str, Any]) -> str:
@@ -105,14 +107,3 @@ def _time_limit(description: "EnvDescription", settings: Mapping[str, Any]) -> s
         if isinstance(settings.get(name), int):
             return f"{settings[name]} frames ({name})"
     return "not known; --max-frames-per-traj sets one"
-
-
-def _settings_table(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> Table:
-    """Return a table of the keyword arguments that ``--env KEY=VALUE`` sets."""
-    table = Table(title="Settings (--env KEY=VALUE)")
-    table.add_column("key", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    for name, value in settings.items():
-        mark = " (given)" if name in chosen else ""
-        table.add_row(name, f"{value!r}{mark}")
-    return table

@@ -24,14 +24,8 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(collect)
-app.command()(compare)
-app.command()(play)
-app.command()(render)
-app.command()(inspect)
-app.command()(view)
-app.command()(copy)
-app.command()(export)
+for _command in (collect, compare, play, render, inspect, view, copy, export):
+    app.command()(_command)
 app.command("import")(import_)
 app.command()(envs)
 app.command()(info)

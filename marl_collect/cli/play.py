@@ -3,32 +3,23 @@
 from rich.table import Table
 from rich.text import Text
 
-from marl_collect.cli.arguments import (
-    AsInFile,
-    Episodes,
-    MaxFramesPerTraj,
-    Policy,
-    Seed,
-    Settings,
-    Stochastic,
-    Task,
-)
+from marl_collect.cli import arguments
 from marl_collect.cli.consoles import err, out
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.runs import playing
 
 
 def play(  # noqa: PLR0913 - one argument per option
-    task: Task,
+    task: arguments.Task,
     *,
-    policy: Policy = None,
-    centralised: AsInFile = False,
-    share_params: AsInFile = True,
-    episodes: Episodes = 5,
-    max_frames_per_traj: MaxFramesPerTraj = None,
-    stochastic: Stochastic = False,
-    seed: Seed = 0,
-    env: Settings = None,
+    policy: arguments.Policy = None,
+    centralised: arguments.AsInFile = False,
+    share_params: arguments.AsInFile = True,
+    episodes: arguments.Episodes = 5,
+    max_frames_per_traj: arguments.MaxFramesPerTraj = None,
+    stochastic: arguments.Stochastic = False,
+    seed: arguments.Seed = 0,
+    env: arguments.Settings = None,
 ) -> None:
     """Play episodes of TASK and print their lengths and returns.
 

@@ -105,7 +105,16 @@ class PolicyRequest:
             description, centralised=self.centralised, share_params=self.share_params
         )
         if self.source != MLP:
-            self._load(policy)
+            weights = import_module("marl_collect.models.saved_policy").read_tensors(
+                Path(self.source)
+            )
+            try:
+                policy.load_state_dict(weights)
+            except (RuntimeError, TypeError, AttributeError) as error:
+                raise ValueError(
+                    f"{self.source} does not fit the policy that --centralised and "
+                    f"--share-params describe: {error}"
+                ) from error
         return policy
 
     def _is_saved_policy(self) -> bool:
@@ -114,16 +123,3 @@ class PolicyRequest:
             return True
         saved = import_module("marl_collect.models.saved_policy")
         return saved.saved_options(self.source) is not None
-
-    def _load(self, policy: Any) -> None:
-        path = self.source
-        weights = import_module("marl_collect.models.saved_policy").read_tensors(
-            Path(path)
-        )
-        try:
-            policy.load_state_dict(weights)
-        except (RuntimeError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{path} does not fit the policy that --centralised and --share-params "
-                f"describe: {error}"
-            ) from error

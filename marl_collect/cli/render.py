@@ -7,41 +7,32 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from marl_collect.cli.arguments import (
-    AsInFile,
-    Episodes,
-    MaxFramesPerTraj,
-    Policy,
-    Seed,
-    Settings,
-    Stochastic,
-    Task,
-)
+from marl_collect.cli import arguments
 from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.runs import playing
 
 
 def render(  # noqa: PLR0913 - one argument per option
-    task: Task,
+    task: arguments.Task,
     *,
     target: Annotated[
         Path,
         typer.Option("--out", help="Video file: .mp4, .mkv, .mov or .gif."),
     ] = Path("video.mp4"),
-    policy: Policy = None,
-    centralised: AsInFile = False,
-    share_params: AsInFile = True,
-    episodes: Episodes = 1,
-    max_frames_per_traj: MaxFramesPerTraj = None,
-    stochastic: Stochastic = False,
+    policy: arguments.Policy = None,
+    centralised: arguments.AsInFile = False,
+    share_params: arguments.AsInFile = True,
+    episodes: arguments.Episodes = 1,
+    max_frames_per_traj: arguments.MaxFramesPerTraj = None,
+    stochastic: arguments.Stochastic = False,
     overlay: Annotated[
         bool,
         typer.Option(help="Write episode, step and returns above the picture."),
     ] = True,
     fps: Annotated[float, typer.Option(min=1, help="Frames per second.")] = 30.0,
-    seed: Seed = 0,
-    env: Settings = None,
+    seed: arguments.Seed = 0,
+    env: arguments.Settings = None,
 ) -> None:
     """Play episodes of TASK in this process and write a video of them.
 

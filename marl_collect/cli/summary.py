@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from marl_collect.core.description import EnvDescription, Key
 from marl_collect.storage.card import GROUP_COLUMNS, group_rows, number
@@ -32,10 +32,8 @@ def returns_table(
         episodes: how many.
         returns: sum over all episodes of each agent's return, by group.
     """
-    table = Table(title=f"Mean return of {episodes:,} episodes")
-    table.add_column("group")
-    table.add_column("agent")
-    table.add_column("return", justify="right")
+    title = f"Mean return of {episodes:,} episodes"
+    table = Table("group", "agent", *_right("return"), title=title)
     for name, sums in returns.items():
         for agent, total in zip(environment.groups[name].agents, sums, strict=True):
             table.add_row(name, agent, f"{total / episodes:,.3f}")
@@ -47,11 +45,9 @@ def returns_table(
 
 def episodes_table(environment: EnvDescription, statistics: Statistics) -> Table:
     """Return a table of the returns of each agent and of the team, and of lengths."""
-    table = Table(title=f"Returns and lengths of {statistics.episodes:,} episodes")
-    table.add_column("group")
-    table.add_column("agent")
-    for column in ("mean", "std", "lowest", "highest"):
-        table.add_column(column, justify="right")
+    title = f"Returns and lengths of {statistics.episodes:,} episodes"
+    numbers = _right("mean", "std", "lowest", "highest")
+    table = Table("group", "agent", *numbers, title=title)
     for name, summaries in statistics.returns.items():
         for agent, summary in zip(
             environment.groups[name].agents, summaries, strict=True
@@ -69,14 +65,16 @@ def episodes_table(environment: EnvDescription, statistics: Statistics) -> Table
 
 def ranges_table(ranges: Mapping[Key, Range]) -> Table:
     """Return a table of the lowest and highest value of keys."""
-    table = Table(title="Ranges of values")
-    table.add_column("key", overflow="fold")
-    for column in ("lowest", "highest", "NaN"):
-        table.add_column(column, justify="right")
+    numbers = _right("lowest", "highest", "NaN")
+    table = Table(Column("key", overflow="fold"), *numbers, title="Ranges of values")
     for key, values in ranges.items():
         name = repr(key[0] if len(key) == 1 else key)
         table.add_row(name, number(values.low), number(values.high), f"{values.nans:,}")
     return table
+
+
+def _right(*names: str) -> list[Column]:
+    return [Column(name, justify="right") for name in names]
 
 
 def _numbers(summary: Summary) -> list[str]:
@@ -86,9 +84,8 @@ def _numbers(summary: Summary) -> list[str]:
 
 def groups_table(environment: EnvDescription) -> Table:
     """Return a table of the groups: their agents and the spaces of one agent."""
-    table = Table(title="Groups")
-    for column in GROUP_COLUMNS:
-        table.add_column(column, overflow="fold")
+    columns = (Column(name, overflow="fold") for name in GROUP_COLUMNS)
+    table = Table(*columns, title="Groups")
     for row in group_rows(environment):
         table.add_row(*row)
     return table
@@ -96,9 +93,8 @@ def groups_table(environment: EnvDescription) -> Table:
 
 def keys_table(keys: Iterable[KeyFacts], *, title: str = "Keys of a batch") -> Table:
     """Return a table of keys with the shape and dtype of one frame."""
-    table = Table(title=title)
-    for column in ("key", "shape of a frame", "dtype"):
-        table.add_column(column, overflow="fold")
+    names = ("key", "shape of a frame", "dtype")
+    table = Table(*(Column(name, overflow="fold") for name in names), title=title)
     for key, shape, dtype in keys:
         table.add_row(repr(key[0] if len(key) == 1 else key), str(list(shape)), dtype)
     return table

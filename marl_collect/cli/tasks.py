@@ -52,7 +52,9 @@ def task_settings(task: str) -> dict[str, Any]:
         ImportError: if a package is missing; says what to install.
     """
     provider, _builder = _find(task)
-    settings: Callable[[str], dict[str, Any]] = getattr(provider, "settings", _nothing)
+    settings: Callable[[str], dict[str, Any]] = getattr(
+        provider, "settings", lambda _: {}
+    )
     return settings(task)
 
 
@@ -96,7 +98,12 @@ def parse_settings(settings: Sequence[str], option: str = "--env") -> dict[str, 
                 f"{option} {setting} must be KEY=VALUE, for example {option} size=4 or "
                 f'{option} \'names=["a", "b"]\'.'
             )
-        parsed[key] = _value(value)
+        if value in ("True", "False"):  # Many users write Python's spelling.
+            value = value.lower()
+        try:
+            parsed[key] = json.loads(value)
+        except json.JSONDecodeError:
+            parsed[key] = value
     return parsed
 
 
@@ -117,20 +124,6 @@ def _find(task: str) -> tuple[TaskProvider, Callable[..., Any]]:
         except ValueError as error:
             hints.append(str(error))
     raise ValueError(_explain(task, hints))
-
-
-def _nothing(task: str) -> dict[str, Any]:
-    del task
-    return {}
-
-
-def _value(text: str) -> Any:
-    if text in ("True", "False"):  # Many users write Python's spelling.
-        return text == "True"
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
 
 
 def _explain(task: str, hints: Sequence[str]) -> str:

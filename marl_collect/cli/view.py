@@ -4,7 +4,6 @@ import os
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,10 +21,7 @@ if TYPE_CHECKING:
 
 
 def view(
-    path: Annotated[
-        str,
-        typer.Argument(help="Folder or URL of a dataset."),
-    ],
+    path: Annotated[str, typer.Argument(help="Folder or URL of a dataset.")],
     *,
     save: Annotated[
         Path | None,
@@ -40,7 +36,6 @@ def view(
             min=0,
             help="Number of an episode to save. Repeatable.  [default: the episodes "
             "with the highest, median and lowest return]",
-            show_default=False,
         ),
     ] = None,
     task: Annotated[
@@ -48,7 +43,6 @@ def view(
         typer.Option(
             help="Task that renders the episodes, such as your own `module:name`.  "
             "[default: the dataset's, if its family is registered]",
-            show_default=False,
         ),
     ] = None,
     env: Annotated[
@@ -146,41 +140,30 @@ def _episodes(
             ) from error
         raise
     about = trajectories.description
-    find = partial(_factory, trajectories.name, about.task, about.env_kwargs, typed)
-    if task is not None:
-        factory = find(task)
-        return Episodes(trajectories, lambda: factory)
-    return Episodes(trajectories, partial(_recorded_factory, find))
 
+    def find(typed_task: str | None = None) -> Callable[[], Any]:
+        chosen, kwargs = checked_task(
+            trajectories.name,
+            about.task,
+            dict(about.env_kwargs),
+            typed,
+            typed_task=typed_task,
+            how=lambda name: f"add --task {name}",
+        )
+        return find_factory(chosen, kwargs, pictures=True)
 
-def _factory(
-    source: str,
-    task: str,
-    settings: Mapping[str, Any],
-    typed: Mapping[str, Any],
-    typed_task: str | None = None,
-) -> Callable[[], Any]:
-    """Return what builds the environment of a dataset, which may come from anybody."""
-    chosen, kwargs = checked_task(
-        source,
-        task,
-        dict(settings),
-        typed,
-        typed_task=typed_task,
-        how=lambda name: f"add --task {name}",
-    )
-    return find_factory(chosen, kwargs, pictures=True)
+    def find_recorded() -> Callable[[], Any] | str:
+        try:
+            return find()
+        except UntrustedTaskError as error:
+            return f"The episodes are not drawn. {error}"
+        except (ValueError, ImportError) as error:
+            return f"The episodes cannot be drawn. {error}"
 
-
-def _recorded_factory(find: Callable[[], Any]) -> "Callable[[], Any] | str":
-    """Return what builds the environment of a dataset's task, or why nothing does."""
-    try:
-        factory: Callable[[], Any] = find()
-    except UntrustedTaskError as error:
-        return f"The episodes are not drawn. {error}"
-    except (ValueError, ImportError) as error:
-        return f"The episodes cannot be drawn. {error}"
-    return factory
+    if task is None:
+        return Episodes(trajectories, find_recorded)
+    factory = find(task)
+    return Episodes(trajectories, lambda: factory)
 
 
 def _requests(shown: "Episodes", chosen: Sequence[int]) -> Iterator[str]:

@@ -7,10 +7,11 @@ group's tensors belongs to agent ``group_map[name][i]``.
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, cast
 
-GroupMap = Mapping[str, Sequence[str]]
+GroupMap = Mapping[str, Sequence[Hashable]]
+"""Group to agents, by the names that the environment gives them: usually strings."""
 
 RESERVED = frozenset(
     [
@@ -67,7 +68,7 @@ def group_by_prefix(agents: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 def explicit_groups(
     group_map: MarlGroupMapType | GroupMap | str, agents: Sequence[str]
-) -> dict[str, list[str]]:
+) -> dict[str, list[Any]]:
     """Return the user's group map as a dictionary of lists.
 
     A ``MarlGroupMapType`` may be given by its value, such as ``"all_in_one_group"``, or

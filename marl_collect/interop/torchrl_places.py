@@ -129,77 +129,60 @@ def _group(env: EnvBase, name: str, prefix: Key) -> tuple[GroupDescription, Plac
         info={key: tuple(spec.shape[len(lead) :]) for key, spec in infos.items()},
         episode_reward=sums,
     )
-    keys = [key for key, _ in leaves(observation, ())]
-    where = {(name, "observation", *key): (*base, *key) for key in keys}
+    rewards, flags = env.full_reward_spec_unbatched, env.full_done_spec_unbatched
+    reward = _key_of(rewards, "reward", _leaves(rewards), name, prefix, n)
+    dones = [key for key in _leaves(flags) if key[-1] == "done"]
+    done = _key_of(flags, "done", dones, name, prefix, n)
+    where = {
+        (name, "observation", *key): (*base, *key) for key, _ in leaves(observation, ())
+    }
     where |= {(name, "info", k): (*prefix, "info", k) for k in group.info}
     parts = [key for key, _ in leaves(chosen, ())]
     return group, Places(
         prefix=prefix,
         observed=cast("Mapping[Key, Key]", where),
         action={(name, "action", *key): (*prefix, "action", *key) for key in parts},
-        reward=_reward(env, name, prefix, n),
-        flags=_flags(env, name, prefix, n),
+        reward=reward,
+        flags=done[:-1] or None,
         mask=acts,
         summed=sums,
     )
 
 
-def _reward(env: EnvBase, name: str, prefix: Key, n: int) -> Key:
-    """Return the key of a group's reward: its own, the root's, or the only one.
+def _key_of(
+    spec: Composite, leaf: str, keys: list[Key], name: str, prefix: Key, n: int
+) -> Key:
+    """Return the key of a group's reward or flag: its own, the root's, or the only one.
+
+    Args:
+        spec: of all rewards, or of all flags.
+        leaf: usual name of the entry.
+        keys: of the entries that may be meant.
+        name: of the group.
+        prefix: of the group's keys.
+        n: number of agents.
 
     Raises:
-        TypeError: if none of these exists, or not with a value per agent.
+        TypeError: if there is none of these, or neither one value per agent nor one
+            for all of them.
     """
-    rewards = _leaves(env.full_reward_spec_unbatched)
-    choices = [key for key in ((*prefix, "reward"), ("reward",)) if key in rewards]
-    if not prefix and len(rewards) == 1:
-        choices += rewards
-    if choices:
-        _check_rows(env.full_reward_spec_unbatched, choices[0], name, n)
-        return choices[0]
-    raise TypeError(
-        f"The reward of group {name!r} is ambiguous: expected "
-        f"{(*prefix, 'reward')!r} or 'reward', but found {rewards}. Rename it with "
-        "RenameTransform."
-    )
-
-
-def _flags(env: EnvBase, name: str, prefix: Key, n: int) -> Key | None:
-    """Return the prefix of a group's own flags, or None if it uses the root's.
-
-    Raises:
-        TypeError: if neither exists, or not with a value per agent.
-    """
-    spec = env.full_done_spec_unbatched
-    prefixes = [key[:-1] for key in _leaves(spec) if key[-1] == "done"]
-    choices = [key for key in (prefix, ()) if key in prefixes]
-    if not prefix and len(prefixes) == 1:
-        choices += prefixes
-    if choices:
-        _check_rows(spec, (*choices[0], "done"), name, n)
-        return choices[0] or None
-    raise TypeError(
-        f"The flags of group {name!r} are ambiguous: expected {(*prefix, 'done')!r} or "
-        f"'done', but found {[(*path, 'done') for path in prefixes]}. Rename them with "
-        "RenameTransform."
-    )
-
-
-def _check_rows(specs: Composite, key: Key, group: str, n: int) -> None:
-    """Check that there is one value per agent, or one for all of them.
-
-    Raises:
-        TypeError: if not.
-    """
-    shape = specs[key].shape
-    if shape.numel() in (1, n):
-        return
-    raise TypeError(
-        f"{key!r} of group {group!r} has the shape {list(shape)}, but the group has "
-        f"{n} agent{'s' * (n > 1)}, as many as actions: expected one "
-        "value per agent, or one for all. Give every agent an action at "
-        "('group', 'action'), or reduce the values with a transform."
-    )
+    choices = [key for key in ((*prefix, leaf), (leaf,)) if key in keys]
+    if not prefix and len(keys) == 1:
+        choices += keys
+    if not choices:
+        raise TypeError(
+            f"The {leaf} of group {name!r} is ambiguous: expected {(*prefix, leaf)!r} "
+            f"or {leaf!r}, but found {keys}. Rename it with RenameTransform."
+        )
+    shape = spec[choices[0]].shape
+    if shape.numel() not in (1, n):
+        raise TypeError(
+            f"{choices[0]!r} of group {name!r} has the shape {list(shape)}, but the "
+            f"group has {n} agent{'s' * (n > 1)}, as many as actions: expected one "
+            "value per agent, or one for all. Give every agent an action at "
+            "('group', 'action'), or reduce the values with a transform."
+        )
+    return choices[0]
 
 
 def _inside(env: EnvBase) -> EnvBase:

@@ -1,14 +1,13 @@
 """Wraps a TorchRL environment. Imported by ``interop/torchrl.py`` only."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict, TensorDictBase
-from torch.nn.functional import one_hot
+from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 from typing_extensions import override
 
@@ -16,7 +15,7 @@ from marl_collect.core.batched import BatchedEnv, Step, inner_value
 from marl_collect.core.description import FLAGS, EnvDescription, Key, Row, leaves
 from marl_collect.core.env import MultiAgentEnv, TensorDictEnv
 from marl_collect.core.flags import Flags
-from marl_collect.interop.torchrl_places import describe
+from marl_collect.interop.torchrl_places import Places, describe
 from marl_collect.interop.torchrl_specs import REWARD_SUM
 
 
@@ -24,7 +23,23 @@ class _Wrapper(TensorDictEnv):
     """What wrappers of one environment and of a batch have in common."""
 
     _env: EnvBase
-    _generator: torch.Tensor
+    _groups: Mapping[str, Places]
+    _now: TensorDictBase
+
+    def _own(self, env: EnvBase, *, repeats: bool, seeded: bool) -> EnvDescription:
+        """Own ``env``, and return its description.
+
+        Args:
+            env: the wrapped environment.
+            repeats: whether seed and actions determine an episode.
+            seeded: whether ``env.set_seed`` is called before episodes begin.
+        """
+        self._env = env
+        description, self._groups = describe(env, repeats=repeats)
+        self._has_root_flags = "done" in env.full_done_spec.keys()
+        self._seeded = seeded
+        self._generator = torch.get_rng_state()
+        return description
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the wrapped environment that ``EnvBase`` lacks."""
@@ -45,6 +60,28 @@ class _Wrapper(TensorDictEnv):
             self._closed = True
             if not self._env.is_closed:
                 self._env.close()
+
+    def _begin(self, seed: int, due: TensorDictBase | None = None) -> None:
+        """Reset the environment; ``due`` has the worlds that begin, None for all."""
+        with self._random():
+            torch.default_generator.manual_seed(seed)
+            if self._seeded:
+                self._env.set_seed(seed)
+            self._now = self._env.reset(due).exclude(*self._env.reset_keys)
+
+    def _advance(self, action_of: Callable[[str, Key], Any]) -> TensorDictBase:
+        """Step with the action of each group and key; return what is "next"."""
+        for name, group in self._groups.items():
+            for ours, theirs in group.action.items():
+                spec = self._env.full_action_spec[theirs]
+                action = torch.tensor(action_of(name, ours), device="cpu")
+                action = action.to(spec.device, spec.dtype).reshape(spec.shape)
+                self._now.set(theirs, action)
+        with self._random():
+            self._env.step(self._now)
+        after = self._now.get("next")
+        self._now = self._env.step_mdp(self._now)
+        return after
 
     @contextmanager
     def _random(self) -> Iterator[None]:
@@ -105,16 +142,12 @@ class TorchRLWrapper(_Wrapper, MultiAgentEnv):
                 "TorchRLWrapper expects an environment of TorchRL, but got "
                 f"{env!r} of type {type(env).__name__}."
             )
-        self._env = env
-        self._description, self._groups = describe(env, repeats=repeats)
+        self._description = self._own(env, repeats=repeats, seeded=repeats)
         self._root_keys = [
             key
             for name, space in self._description.root.items()
             for key, _ in leaves(space, (name,))
         ]
-        self._has_root_flags = "done" in env.full_done_spec.keys()
-        self._generator = torch.get_rng_state()
-        self._now: TensorDictBase = TensorDict()
 
     @property
     def description(self) -> EnvDescription:
@@ -128,28 +161,19 @@ class TorchRLWrapper(_Wrapper, MultiAgentEnv):
 
     def reset_row(self, seed: int) -> None:
         """Begin the episode of ``seed``."""
-        with self._random():
-            torch.default_generator.manual_seed(seed)
-            if self._description.repeats:
-                self._env.set_seed(seed)
-            self._now = self._env.reset()
+        self._begin(seed)
         self._flags.clear()
-        self._observe(self._now, self._nobody())
+        groups = self._description.groups.items()
+        nobody = {name: np.zeros(g.n_agents, np.bool_) for name, g in groups}
+        self._observe(self._now, nobody)
 
     def step_row(self) -> None:
         """Step with the row's actions."""
-        for group in self._groups.values():
-            for ours, theirs in group.action.items():
-                spec = self._env.full_action_spec[theirs]
-                action = torch.tensor(self._row[ours], dtype=spec.dtype, device="cpu")
-                self._now.set(theirs, action.reshape(spec.shape).to(spec.device))
         dead = {
             name: self._row[name, "done"][:, 0].astype(np.bool_)
             for name in self._groups
         }
-        with self._random():
-            self._env.step(self._now)
-        after = self._now.get("next")
+        after = self._advance(lambda _, key: self._row[key])
         self._revive(after, dead)
         self._end(after)
         for name, group in self._groups.items():
@@ -160,10 +184,6 @@ class TorchRLWrapper(_Wrapper, MultiAgentEnv):
                 total = _array(after, (*group.prefix, REWARD_SUM))
                 self._row[name, REWARD_SUM][...] = total.reshape(-1, 1)
         self._observe(after, dead)
-        self._now = self._env.step_mdp(self._now)
-
-    def render(self) -> None:
-        """Return None: TorchRL's environments have no common interface to render."""
 
     def _observe(
         self, tensordict: TensorDictBase, dead: Mapping[str, NDArray[np.bool_]]
@@ -200,12 +220,10 @@ class TorchRLWrapper(_Wrapper, MultiAgentEnv):
                 dead[name][agent] = False
 
     def _end(self, after: TensorDictBase) -> None:
-        """Write the flags; the root's own flags, if any, override the agents'."""
-        own_flags = False
+        """Write the flags. Agents that are alive get those of the root, if any."""
         for name, group in self._groups.items():
             if group.flags is None:
                 continue
-            own_flags = True
             done, terminated, truncated = _flags(after, group.flags)
             for agent in np.flatnonzero(done):
                 self._flags.end(
@@ -214,20 +232,10 @@ class TorchRLWrapper(_Wrapper, MultiAgentEnv):
                     terminated=bool(terminated[agent]),
                     truncated=bool(truncated[agent]),
                 )
-        if not (self._has_root_flags and _flags(after, ())[0].any()):
-            self._flags.settle()
-            return
-        _, terminated, truncated = (flag.any() for flag in _flags(after, ()))
-        if own_flags:
-            self._flags.truncate()
-            self._row["terminated",][...] = terminated
-            self._row["truncated",][...] = truncated
-        else:
-            self._flags.end_all(terminated=terminated, truncated=truncated)
-
-    def _nobody(self) -> dict[str, NDArray[np.bool_]]:
-        groups = self._description.groups.items()
-        return {name: np.zeros(g.n_agents, np.bool_) for name, g in groups}
+        over = cut = False
+        if self._has_root_flags:
+            _, over, cut = (bool(flag.any()) for flag in _flags(after, ()))
+        self._flags.end_all(terminated=over, truncated=cut)
 
 
 @final
@@ -255,13 +263,8 @@ class TorchRLWorlds(_Wrapper, BatchedEnv):
                 f"{type(env).__name__} has the batch size {list(env.batch_size)}. "
                 "Build it with one dimension, such as num_envs=K."
             )
-        self._env = env
-        description, self._groups = describe(env, repeats=False)
+        description = self._own(env, repeats=False, seeded=seeded)
         super().__init__(description, env.batch_size[0])
-        self._seeded = seeded
-        self._root_flags = "done" in env.full_done_spec.keys()
-        self._generator = torch.get_rng_state()
-        self._now: TensorDictBase = TensorDict()
 
     @override
     def begin(
@@ -276,29 +279,17 @@ class TorchRLWorlds(_Wrapper, BatchedEnv):
                 flag = self._env.full_done_spec[*prefix, "done"]
                 chosen = torch.from_numpy(which).reshape(-1, *[1] * (flag.ndim - 1))
                 due.set(key, chosen.expand(flag.shape).to(flag.device))
-        with self._random():
-            torch.default_generator.manual_seed(seed)
-            if self._seeded:
-                self._env.set_seed(seed)
-            self._now = self._env.reset(due).exclude(*self._env.reset_keys)
+        self._begin(seed, due)
         return self._observations(self._now)
 
     @override
     def advance(self, actions: Mapping[str, Any]) -> Step:
-        for name, group in self._groups.items():
-            for ours, theirs in group.action.items():
-                spec = self._env.full_action_spec[theirs]
-                action = torch.tensor(
-                    inner_value(actions[name], ours[2:]), device="cpu"
-                )
-                if self._description.groups[name].one_hot:
-                    action = one_hot(action, spec.shape[-1])
-                action = action.to(spec.device, spec.dtype)
-                self._now.set(theirs, action.reshape(spec.shape))
-        with self._random():
-            self._env.step(self._now)
-        after = self._now.get("next")
-        self._now = self._env.step_mdp(self._now)
+        def action_of(name: str, key: Key) -> Any:
+            group = self._description.groups[name]
+            action = inner_value(actions[name], key[2:])
+            return np.eye(group.n_actions)[action] if group.one_hot else action
+
+        after = self._advance(action_of)
         rewards = {
             name: self._by_agent(name, _array(after, group.reward))
             for name, group in self._groups.items()
@@ -311,10 +302,13 @@ class TorchRLWorlds(_Wrapper, BatchedEnv):
         return np.broadcast_to(values.reshape(self.worlds, -1), shape)
 
     def _ends(self, after: TensorDictBase) -> tuple[Any, Any]:
-        """Return which agents terminated, and which were truncated, by group."""
+        """Return which agents terminated, and which were truncated, by group.
+
+        Agents that are alive get the flags of the root, if any.
+        """
         terminated: dict[str, Any] = {}
         truncated: dict[str, Any] = {}
-        world: Any = _flags(after, ()) if self._root_flags else None
+        world: Any = _flags(after, ()) if self._has_root_flags else None
         for name, group in self._groups.items():
             flags = world if group.flags is None else _flags(after, group.flags)
             done, over, cut = (self._by_agent(name, flag) for flag in flags)
@@ -362,9 +356,10 @@ def _flags(after: TensorDictBase, prefix: Key) -> tuple[Any, Any, Any]:
         raise KeyError(
             f"The environment did not write {keys[0]!r}, which is in its spec."
         )
-    if truncated is None:
-        truncated = np.zeros_like(done) if terminated is None else done & ~terminated
-    return done, done & ~truncated if terminated is None else terminated, truncated
+    if terminated is None:
+        terminated = done if truncated is None else done & ~truncated
+    late = done & ~terminated
+    return done, terminated, late if truncated is None else truncated | late
 
 
 def _array(tensordict: TensorDictBase, key: Key) -> Any:

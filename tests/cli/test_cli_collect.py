@@ -173,54 +173,6 @@ def test_ctrl_c_keeps_complete_batches_and_prints_the_folder(tmp_path: Path) -> 
     assert len([name for name in names if name.endswith(".parquet")]) == 1
 
 
-IN_TURN = """
-import numpy as np
-from gymnasium import spaces
-from pettingzoo import ParallelEnv
-
-
-class InTurn(ParallelEnv):
-    metadata = {"name": "in_turn"}
-    possible_agents = ["player_0", "player_1"]
-
-    def observation_space(self, agent):
-        return spaces.Box(0, 9, (1,), np.float32)
-
-    def action_space(self, agent):
-        return spaces.Discrete(2)
-
-    def reset(self, seed=None, options=None):
-        self.steps, self.agents = 0, ["player_0"]
-        return {"player_0": np.zeros(1, np.float32)}, {}
-
-    def step(self, actions):
-        self.steps += 1
-        over = self.steps == 5
-        names = self.possible_agents if over else [f"player_{self.steps % 2}"]
-        self.agents = [] if over else names
-        seen = np.full(1, self.steps, np.float32)
-        return (
-            dict.fromkeys(names, seen),
-            dict.fromkeys(names, 1.0),
-            dict.fromkeys(names, over),
-            dict.fromkeys(names, False),
-            {},
-        )
-"""
-
-
-def test_agents_of_an_own_environment_wait_if_the_user_says_so(tmp_path: Path) -> None:
-    (tmp_path / "turns.py").write_text(IN_TURN)
-    options = ["--frames", "40", "--workers", "2", "--policy", "random", "--out", "d"]
-    process = collect(tmp_path, "turns:InTurn", *options, "--env", "absent=waiting")
-    assert process.returncode == 0, process.stderr
-    dataset = open_dataset(tmp_path / "d")
-    assert [len(episode) for episode in dataset.trajectories] == [5] * 8
-    acts = dataset.transitions[:]["player", "mask"]
-    assert acts.view(-1, 5, 2)[:, :, 0].tolist() == [[True, False] * 2 + [True]] * 8
-    assert (acts.sum(-1) == 1).all()
-
-
 SLOW = """
 import pathlib, threading
 def make():

@@ -13,7 +13,6 @@ from support.packages import skip_without
 from typer.testing import CliRunner
 from workloads.counting import CountingEnv
 
-import marl_collect
 from marl_collect import Collector, evaluate, open_dataset, record
 from marl_collect.cli.main import app
 from marl_collect.storage import (
@@ -29,32 +28,6 @@ def run(*arguments: str) -> Any:
     result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
     text = re.sub(r"[\s│]+", " ", result.stdout + result.stderr)
     return result.exit_code, text
-
-
-def test_version_prints_the_version_of_the_package() -> None:
-    assert run("--version") == (0, f"marl-collect {marl_collect.__version__} ")
-
-
-def test_help_lists_every_option_and_defaults() -> None:
-    code, text = run("collect", "--help")
-    assert code == 0
-    for option in (
-        "--frames",
-        "--workers",
-        "--envs-per-worker",
-        "--frames-per-batch",
-        "--max-frames-per-traj",
-        "--policy",
-        "--centralised",
-        "--no-share-params",
-        "--seed",
-        "--out",
-        "--env",
-        "--quiet",
-    ):
-        assert option in text
-    assert "[default: 10000]" in text
-    assert "[default: runs/TASK-N]" in text
 
 
 @pytest.mark.parametrize(
@@ -337,14 +310,19 @@ def test_a_damaged_dataset_is_an_error_without_a_traceback(tmp_path: Path) -> No
 
 
 @pytest.mark.processes
-def test_errors_about_an_environment_have_no_traceback() -> None:
+def test_errors_about_an_environment_have_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
-    for command in ("info", "collect", "play"):
+    pytest.importorskip("matplotlib", reason="needs the extra plot")
+    monkeypatch.chdir(tmp_path)
+    for command in ("info", "collect", "play", "compare"):
         code, text = run(command, "simple_spread_v3", "--env", "foo=3")
         assert code == 2
         assert "unexpected keyword argument 'foo'" in text
         assert "Settings of simple_spread_v3: N=3, local_ratio=0.5," in text
         assert "Traceback" not in text
+        assert list(tmp_path.iterdir()) == []
     code, text = run("info", "simple_spread_v3", "--env", "N=abc")
     assert code == 2
     assert "N is the text 'abc', its default 3 is a number." in text

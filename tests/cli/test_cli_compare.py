@@ -350,18 +350,6 @@ def test_a_setting_that_no_setup_reads_is_refused(
         check_settings(comparison, [name])
 
 
-def test_a_wrong_setting_of_the_environment_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("mpe2", reason="needs the extra mpe")
-    monkeypatch.chdir(tmp_path)
-    code, text = run("compare", "simple_spread_v3", "--env", "N=abc")
-    assert code == 2
-    assert "The environment was given --env N=abc. N is the text 'abc'" in text
-    assert "Traceback" not in text
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_second_command_cannot_write_to_the_same_folder(tmp_path: Path) -> None:
     with FolderLock(tmp_path / ".lock"):
         code, text = run(

@@ -177,13 +177,7 @@ def test_options_of_networks_need_a_policy_that_has_them(source: str) -> None:
         PolicyRequest(source, centralised=False, share_params=False, seed=0).check()
 
 
-def test_names_with_colons_are_no_pictures() -> None:
-    with out.capture() as printed:
-        out.print(Table("setup", title="envs1:one: returns"))
-    assert "envs1:one" in printed.get()
-
-
-def test_names_in_brackets_are_no_markup() -> None:
+def test_names_are_neither_markup_nor_pictures() -> None:
     with out.capture() as printed:
         out.print(Table("[bold]setup", title="[red]/[/x]:one: returns"))
     assert "[red]/[/x]:one" in printed.get()

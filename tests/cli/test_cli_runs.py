@@ -90,14 +90,6 @@ def test_collect_writes_data_of_a_run(trained: Path, tmp_path: Path) -> None:
     assert max(open_dataset(out).trajectories.lengths) == 5
 
 
-def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "best.pt").touch()
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"config\.json is damaged"):
-        what_to_play(str(tmp_path), acting(), None, None)
-
-
 def test_a_folder_with_the_name_of_a_task_is_not_taken_for_it(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

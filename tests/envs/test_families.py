@@ -1,6 +1,7 @@
 """Families give the data of their library's own environment: a row of a table each."""
 
 import importlib.util
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from marl_collect import Collector, RandomPolicy, check_env, envs
 from marl_collect.cli.tasks import find_factory
 from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import AgentLists, PettingZooWrapper
+from marl_collect.envs.pettingzoo.description import PettingZooOptions
 
 Entries = Mapping[tuple[str, ...], Any]
 FORAGING, COOP = "Foraging-5x5-3p-1f-v3", "Foraging-2s-8x8-2p-3f-coop-v3"
@@ -356,6 +358,30 @@ def test_the_limit_is_that_of_the_task_or_a_shorter_one(task: str, limits: Any) 
     for keywords, limit in limits:
         with find_factory(task, keywords)() as env:
             assert env.description.time_limit == limit
+
+
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [
+        (f"rware/{WAREHOUSE}", "rware.warehouse:Warehouse"),
+        (f"lbforaging/{COOP}", "lbforaging.foraging.environment:ForagingEnv"),
+        ("mamujoco/Ant-2x4", "gymnasium_robotics:mamujoco_v1.parallel_env"),
+    ],
+)
+def test_an_error_of_a_constructor_closes_what_it_built(
+    task: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require(task)
+    closed: list[Any] = []
+
+    def close(self: Any) -> None:
+        closed.append(self)
+
+    monkeypatch.setattr(pkgutil.resolve_name(kind), "close", close)
+    monkeypatch.setattr(PettingZooOptions, "with_limit", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        find_factory(task, {})()
+    assert len(closed) == 1
 
 
 @pytest.mark.parametrize(

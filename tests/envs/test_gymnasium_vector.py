@@ -1,6 +1,7 @@
 """A vector environment gives the data of separate environments, however it resets."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -278,6 +279,12 @@ def test_an_unknown_mode_is_refused() -> None:
     del env.metadata["autoreset_mode"]
     with pytest.raises(ValueError, match="autoreset_mode"):
         GymnasiumVectorEnv(env)
+    assert env.closed
+
+
+def test_the_page_names_every_mode() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
+    assert all(f"`{mode.name}`" in page for mode in MODES)
 
 
 def test_worlds_are_rendered() -> None:

@@ -15,7 +15,7 @@ import pytest
 if None in map(importlib.util.find_spec, ("dmlab2d", "meltingpot")):
     pytest.skip("needs dm-meltingpot", allow_module_level=True)
 
-from support.internals import Around, lab2d_world
+from support.internals import Around, bound, lab2d_world
 
 from marl_collect.collectors import MultiSyncCollector
 from marl_collect.core.description import allocate
@@ -30,14 +30,6 @@ from marl_collect.testing.check_env import check_env
 
 SMALL = "collaborative_cooking__cramped"
 TALKATIVE = "prisoners_dilemma_in_the_matrix__repeated"
-
-
-def bound(env: Any) -> Any:
-    """Bind ``env`` to a row, reset it and return the row."""
-    row = allocate(env.description.row())
-    env.bind(row)
-    env.reset_row(1)
-    return row
 
 
 def test_every_substrate_is_described_without_being_built() -> None:
@@ -177,17 +169,23 @@ def _config(name: str, change: Any = None, **settings: Any) -> Any:
     return config
 
 
-def test_max_steps_truncates_and_the_next_episode_has_a_new_lab2d(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    builds = []
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the seeds with which Lab2d is built."""
+    seeds: list[int] = []
     build = Lab2dWorld.build
 
     def counted(world: Lab2dWorld, seed: int) -> Any:
-        builds.append(seed)
+        seeds.append(seed)
         return build(world, seed)
 
     monkeypatch.setattr(Lab2dWorld, "build", counted)
+    return seeds
+
+
+def test_max_steps_truncates_and_the_next_episode_has_a_new_lab2d(
+    builds: list[int],
+) -> None:
     with MeltingpotEnv(SMALL, max_steps=5, observations=["RGB"]) as env:
         row = allocate(env.description.row())
         env.bind(row)
@@ -204,17 +202,7 @@ def test_max_steps_truncates_and_the_next_episode_has_a_new_lab2d(
         assert env.reset_seconds > 0
 
 
-def test_truncate_without_reset_continues_the_episode(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    builds: list[int] = []
-    build = Lab2dWorld.build
-
-    def counted(world: Lab2dWorld, seed: int) -> Any:
-        builds.append(seed)
-        return build(world, seed)
-
-    monkeypatch.setattr(Lab2dWorld, "build", counted)
+def test_truncate_without_reset_continues_the_episode(builds: list[int]) -> None:
     config = _config(SMALL, maxEpisodeLengthFrames=12)
     with MeltingpotEnv(config, max_steps=5, truncate_without_reset=True) as env:
         row = bound(env)
@@ -306,15 +294,22 @@ def test_predators_and_prey_are_groups_by_role() -> None:
         assert list(env.group_map) == ["agents"]
 
 
-def test_shapes_follow_the_number_of_players() -> None:
+def test_shapes_follow_the_number_of_players(monkeypatch: pytest.MonkeyPatch) -> None:
     # It can be built with six players, although its own code then fails to start.
     roles = ["impostor"] + ["crewmate"] * 5
     with MeltingpotEnv("hidden_agenda", roles=roles, observations=["VOTING"]) as env:
         observation = env.description.groups["agents"].observation
         assert observation["VOTING"].shape == (6, 8)
     # Its actions let each player vote against any of five.
+    built: list[bool] = []
+    close = lambda world: built.append(world._lab is not None)  # noqa: E731
+    monkeypatch.setattr(Lab2dWorld, "close", close)
     with pytest.raises(ValueError, match=r"1\.vote .* only integers from 0 to 4"):
         MeltingpotEnv("hidden_agenda", roles=["impostor", "crewmate", "crewmate"])
+    assert built == [True]  # The error closes what was built.
+    with pytest.raises(ValueError, match="RGBX"):
+        MeltingpotEnv("coins", observations=["RGBX"])
+    assert built == [True, False]
 
 
 def test_a_level_that_contradicts_its_configuration_is_an_error() -> None:

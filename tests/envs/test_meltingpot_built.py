@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.internals import bound
 from support.scripts import run_python
 
 if None in map(importlib.util.find_spec, ("dmlab2d", "meltingpot")):
     pytest.skip("needs dm-meltingpot", allow_module_level=True)
 
-from marl_collect.core.description import allocate
 from marl_collect.envs import MeltingpotEnv, MeltingpotWrapper
 from marl_collect.envs.meltingpot.imports import meltingpot_modules
 from marl_collect.testing.check_env import check_env
@@ -61,9 +61,7 @@ def test_rows_hold_what_the_substrate_returns() -> None:
     env.observables().timestep.subscribe(timesteps.append)
     groups = {"all": ["player_1", "player_0"]}
     with MeltingpotWrapper(env=env, group_map=groups) as wrapped:
-        row = allocate(wrapped.description.row())
-        wrapped.bind(row)
-        wrapped.reset_row(0)
+        row = bound(wrapped)
         actions: list[Any] = []
         env.observables().action.subscribe(actions.append)
         rng = np.random.default_rng(0)
@@ -86,9 +84,7 @@ def test_limits_and_cuts_are_the_same_as_for_named_substrates() -> None:
         env=build(SMALL), max_steps=3, truncate_without_reset=True
     ) as env:
         frames = []
-        row = allocate(env.description.row())
-        env.bind(row)
-        env.reset_row(0)
+        row = bound(env)
         for _ in range(2):
             for step in range(1, 4):
                 env.step_row()
@@ -102,9 +98,7 @@ def test_limits_and_cuts_are_the_same_as_for_named_substrates() -> None:
 
 def test_the_substrates_frame_limit_truncates_and_is_never_exceeded() -> None:
     with MeltingpotWrapper(env=build(SMALL), observations=["RGB"]) as env:
-        row = allocate(env.description.row())
-        env.bind(row)
-        env.reset_row(0)
+        row = bound(env)
         for step in range(1, 1001):
             env.step_row()
             assert row["done",][0] == (step == 1000)

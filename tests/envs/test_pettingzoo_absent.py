@@ -1,6 +1,7 @@
 """Agents that an environment does not list although they did not end: dead or waiting.
 
-Environments written for RLlib list in ``agents`` only those that act next.
+Environments written for RLlib list in ``agents`` only those that act next. What batches
+have of parallel environments is compared by the oracle.
 """
 
 import re
@@ -13,9 +14,9 @@ from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 
-from pettingzoo import AECEnv, ParallelEnv
-from support.zoo import Script, ScriptedEnv
-from zoo_tools import BoundEnv
+from pettingzoo import AECEnv
+from support.zoo import Script, ScriptedEnv, altered
+from zoo_tools import BoundEnv, legal
 
 from marl_collect import Collector, MarlGroupMapType, RandomPolicy
 from marl_collect.envs import PettingZooWrapper
@@ -24,137 +25,87 @@ from marl_collect.testing.check_env import check_env
 torch = pytest.importorskip("torch")
 
 LENGTH = 6
-PLAYERS = ["one", "two", "three"]
+PLAYERS = ["agent_0", "agent_1", "agent_2"]
 IN_ONE = MarlGroupMapType.ALL_IN_ONE_GROUP
+STEPS = spaces.Box(0, LENGTH, (1,), np.float32)
+MASKED = spaces.Dict({"steps": STEPS, "action_mask": spaces.MultiBinary(5)})
+TURNS = {p: [s for s in range(9) if s % 3 != i] for i, p in enumerate(PLAYERS)}
+"""The steps in which each of three agents is not listed, because another one acts."""
 
 
-def legal_of(player: str, steps: int) -> np.ndarray:
-    """Return a mask of four actions, one of which is illegal."""
-    mask = np.ones(4, np.int8)
-    mask[(PLAYERS.index(player) + steps) % 4] = 0
-    return mask
+def together(**script: Any) -> Any:
+    """Return an environment that has only the observation of the next agent."""
+    script = {"waits": TURNS, "max_cycles": LENGTH} | script
+    return ScriptedEnv(Script(**script))
 
 
-class _Table:
+class InTurn(AECEnv):
     """Three players in turn; ``agents`` has only the one that acts next.
 
     A player observes the number of steps. The player that acted gets the number of its
     action, and 10 if another one acted. The last step terminates everybody.
     """
 
-    metadata = {"name": "table_v0"}
+    metadata = {"name": "scripted_v0"}
     possible_agents = PLAYERS
 
-    def __init__(self, *, masks: str = "") -> None:
+    def __init__(self, masks: str = "") -> None:
         self.masks = masks
         self.acted: list[tuple[str, int]] = []
 
     def observation_space(self, agent: str) -> Any:
-        steps = spaces.Box(0, LENGTH, (1,), np.float32)
-        if self.masks != "observation":
-            return steps
-        return spaces.Dict({"steps": steps, "action_mask": spaces.MultiBinary(4)})
+        return MASKED if self.masks == "observation" else STEPS
 
     def action_space(self, agent: str) -> Any:
-        return spaces.Discrete(4)
+        return spaces.Discrete(5)
 
-    def turn(self) -> str:
-        return PLAYERS[self.steps % 3]
+    def mask(self, agent: str) -> dict[str, Any]:
+        return {"action_mask": legal(PLAYERS.index(agent), self.steps)}
 
-    def look(self, player: str) -> Any:
+    def observe(self, agent: str) -> Any:
         steps = np.array([self.steps], np.float32)
         if self.masks != "observation":
             return steps
-        return {"steps": steps, "action_mask": legal_of(player, self.steps)}
+        return {"steps": steps, **self.mask(agent)}
 
-    def tell(self, player: str) -> dict[str, Any]:
-        if self.masks != "info":
-            return {}
-        return {"action_mask": legal_of(player, self.steps)}
-
-    def begin(self) -> None:
-        self.steps = 0
-        self.acted = []
-        self.agents = [self.turn()]
-
-    def play(self, player: str, action: Any) -> dict[str, float]:
-        if self.masks:
-            assert legal_of(player, self.steps)[action], "an illegal action"
-        self.acted.append((player, int(action)))
-        self.steps += 1
-        return {p: float(action) if p == player else 10.0 for p in PLAYERS}
-
-    @property
-    def over(self) -> bool:
-        return self.steps == LENGTH
-
-    def close(self) -> None:
-        pass
-
-
-class Together(_Table, ParallelEnv):
-    """Returns only the next player's observation, as RLlib's environments do."""
-
-    def reset(self, seed: Any = None, options: Any = None) -> Any:
-        self.begin()
-        (player,) = self.agents
-        return {player: self.look(player)}, {player: self.tell(player)}
-
-    def step(self, actions: dict[str, Any]) -> Any:
-        ((player, action),) = actions.items()
-        rewards = self.play(player, action)
-        following = PLAYERS if self.over else [self.turn()]
-        self.agents = [] if self.over else following
-        return (
-            {p: self.look(p) for p in following},
-            rewards,
-            dict.fromkeys(following, self.over),
-            dict.fromkeys(following, False),
-            {p: self.tell(p) for p in following},
-        )
-
-
-class InTurn(_Table, AECEnv):
-    """The same game, turn-based."""
+    def turn(self) -> None:
+        self.agent_selection = PLAYERS[self.steps % 3]
+        self.agents = [self.agent_selection]
+        self.infos = {p: self.mask(p) if self.masks == "info" else {} for p in PLAYERS}
 
     def reset(self, seed: Any = None, options: Any = None) -> None:
-        self.begin()
-        self.agent_selection = self.turn()
+        self.steps = 0
+        self.acted = []
+        self.turn()
         self.rewards = dict.fromkeys(PLAYERS, 0.0)
         self._cumulative_rewards = dict.fromkeys(PLAYERS, 0.0)
         self.terminations = dict.fromkeys(PLAYERS, False)
         self.truncations = dict.fromkeys(PLAYERS, False)
-        self.infos = {p: self.tell(p) for p in PLAYERS}
-
-    def observe(self, agent: str) -> Any:
-        return self.look(agent)
 
     def step(self, action: Any) -> None:
         player = self.agent_selection
         if self.terminations[player]:
             self._was_dead_step(action)
             return
+        assert not self.masks or self.mask(player)["action_mask"][action]
+        self.acted.append((player, int(action)))
+        self.steps += 1
         self._cumulative_rewards[player] = 0.0
-        self.rewards = self.play(player, action)
+        self.rewards = {p: float(action) if p == player else 10.0 for p in PLAYERS}
         self._accumulate_rewards()
-        self.infos = {p: self.tell(p) for p in PLAYERS}
-        self.terminations = dict.fromkeys(PLAYERS, self.over)
-        self.agent_selection = self.turn()
-        self.agents = PLAYERS[:] if self.over else [self.turn()]
+        self.turn()
+        if self.steps == LENGTH:
+            self.terminations = dict.fromkeys(PLAYERS, True)
+            self.agents = PLAYERS[:]
 
 
-STYLES = pytest.mark.parametrize("style", [Together, InTurn])
+def waiting(raw: Any, **keywords: Any) -> PettingZooWrapper:
+    return PettingZooWrapper(raw, group_map=IN_ONE, absent="waiting", **keywords)
 
 
-def waiting(style: Any, *, masks: str = "", **keywords: Any) -> PettingZooWrapper:
-    keywords = {"group_map": IN_ONE, "absent": "waiting", **keywords}
-    return PettingZooWrapper(style(masks=masks), **keywords)
-
-
-@STYLES
 @pytest.mark.parametrize("done_on_any", [None, False])
-def test_players_that_are_not_listed_wait(style: Any, done_on_any: Any) -> None:
-    env = BoundEnv(waiting(style, done_on_any=done_on_any, agent_ids=True))
+def test_players_that_are_not_listed_wait(done_on_any: Any) -> None:
+    env = BoundEnv(waiting(InTurn(), done_on_any=done_on_any, agent_ids=True))
     for step in range(LENGTH):
         turn = step % 3
         assert env["agents", "mask"].tolist() == [p == turn for p in range(3)]
@@ -176,12 +127,11 @@ def test_players_that_are_not_listed_wait(style: Any, done_on_any: Any) -> None:
     assert not env["agents", "mask"].any()
 
 
-@STYLES
 @pytest.mark.parametrize("masks", ["", "observation", "info"])
-def test_the_contract_holds_and_actions_are_legal(style: Any, masks: str) -> None:
-    check_env(lambda: waiting(style, masks=masks, episode_reward=True))
+def test_the_contract_holds_and_actions_are_legal(masks: str) -> None:
+    check_env(lambda: waiting(InTurn(masks), episode_reward=True))
     with Collector(
-        lambda: waiting(style, masks=masks),
+        lambda: waiting(InTurn(masks)),
         RandomPolicy(),
         frames_per_batch=4 * LENGTH,
         seed=3,
@@ -198,15 +148,15 @@ def test_the_contract_holds_and_actions_are_legal(style: Any, masks: str) -> Non
         assert (~legal[acts]).sum() == 4 * LENGTH
 
 
-@STYLES
-def test_the_default_warns_once_that_players_come_back(style: Any) -> None:
-    env = BoundEnv(PettingZooWrapper(style(), group_map=IN_ONE, done_on_any=False))
+@pytest.mark.parametrize("make", [together, InTurn])
+def test_the_default_warns_once_that_players_come_back(make: Any) -> None:
+    env = BoundEnv(PettingZooWrapper(make(), group_map=IN_ONE, done_on_any=False))
     env.step()
     env.step()
     message = (
-        "table_v0: one was recorded as dead, because it left env.agents without a "
-        "termination or truncation, but it came back. If agents that are missing only "
-        "wait, pass absent='waiting'."
+        "scripted_v0: agent_0 was recorded as dead, because it left env.agents without "
+        "a termination or truncation, but it came back. If agents that are missing "
+        "only wait, pass absent='waiting'."
     )
     with pytest.warns(UserWarning, match=re.escape(message)):
         env.step()
@@ -220,10 +170,10 @@ def test_the_default_warns_once_that_players_come_back(style: Any) -> None:
 
 
 def test_the_default_warns_once_that_a_missing_player_ended_the_episode() -> None:
-    env = BoundEnv(PettingZooWrapper(Together(), group_map=IN_ONE))
+    env = BoundEnv(PettingZooWrapper(together(), group_map=IN_ONE))
     message = (
-        "table_v0: one left env.agents without a termination or truncation, which "
-        "ended the episode. If agents that are missing only wait, pass "
+        "scripted_v0: agent_0 left env.agents without a termination or truncation, "
+        "which ended the episode. If agents that are missing only wait, pass "
         "absent='waiting'."
     )
     with pytest.warns(UserWarning, match=re.escape(message)):
@@ -248,53 +198,43 @@ def test_an_agent_that_ended_is_no_reason_to_warn(*, done_on_any: bool) -> None:
 
 
 def test_all_actions_of_an_agent_that_waits_are_legal_whatever_is_returned() -> None:
-    raw = Together(masks="observation")
-    env = BoundEnv(PettingZooWrapper(raw, group_map=IN_ONE, absent="waiting"))
-    step = raw.step
+    def observe(i: int, step: int, _action: Any) -> Any:
+        return {"steps": [step], "action_mask": legal(i, step)}
 
-    def show_everybody(actions: Any) -> Any:
-        _, *results = step(actions)
-        raw.agents = ["two"]
-        return ({p: raw.look(p) for p in PLAYERS}, *results)
+    script = Script(observation=MASKED, observe=observe)
 
-    raw.step = show_everybody  # type: ignore[method-assign]
+    def show_everybody(results: Any) -> None:
+        results[0].update({p: observe(i, raw.steps, 0) for i, p in enumerate(PLAYERS)})
+        raw.agents = ["agent_1"]
+
+    raw = altered(ScriptedEnv(script), step=show_everybody)
+    env = BoundEnv(waiting(raw))
     for steps in (1, 2, 3):
-        env.step(agents=[1, (steps + 2) % 4, 0])
+        env.step(agents=[1, 1, 0])
         assert env["agents", "mask"].tolist() == [False, True, False]
-        legal = env["agents", "action_mask"]
-        assert legal[1].tolist() == legal_of("two", steps).astype(bool).tolist()
-        assert legal[[0, 2]].all()
+        mask = env["agents", "action_mask"]
+        assert mask[1].tolist() == legal(1, steps).astype(bool).tolist()
+        assert mask[[0, 2]].all()
         assert env["agents", "observation", "steps"].tolist() == [[steps]] * 3
 
 
 def test_an_agent_that_is_dead_after_the_reset_does_not_wait() -> None:
     raw = InTurn()
-    reset = raw.reset
 
-    def dead(seed: Any = None, options: Any = None) -> None:
-        reset(seed)
-        raw.agents = ["one", "two"]
-        raw.terminations["one"] = True
-        raw._skip_agent_selection = "two"
+    def end(_: None) -> None:
+        raw.agents = ["agent_0", "agent_1"]
+        raw.terminations["agent_0"] = True
+        raw._skip_agent_selection = "agent_1"
 
-    raw.reset = dead  # type: ignore[method-assign]
-    env = BoundEnv(PettingZooWrapper(raw, group_map=IN_ONE, absent="waiting"))
+    env = BoundEnv(waiting(altered(raw, reset=end)))
     raw._accumulate_rewards = lambda: None
     env.step()
     assert env["agents", "reward"].ravel().tolist() == [0, 0, 10]
 
 
 def test_an_episode_ends_when_nobody_is_listed() -> None:
-    raw = Together()
-    env = BoundEnv(PettingZooWrapper(raw, group_map=IN_ONE, absent="waiting"))
-    step = raw.step
-
-    def stop(actions: Any) -> Any:
-        results = step(actions)
-        raw.agents = []
-        return results
-
-    raw.step = stop  # type: ignore[method-assign]
+    raw = together()
+    env = BoundEnv(waiting(altered(raw, step=lambda _: raw.agents.clear())))
     env.step()
     assert env.flags() == [[True], [False], [True]]
     assert env.flags("agents") == [[True] * 3, [False] * 3, [True] * 3]
@@ -302,23 +242,16 @@ def test_an_episode_ends_when_nobody_is_listed() -> None:
 
 @pytest.mark.parametrize("absent", ["dead", "waiting"])
 def test_a_reset_that_lists_nobody_is_an_error(absent: Any) -> None:
-    raw = Together()
+    raw = together()
     env = PettingZooWrapper(raw, group_map=IN_ONE, absent=absent)
-    reset = raw.reset
-
-    def forget(*args: Any, **keywords: Any) -> Any:
-        results = reset(*args, **keywords)
-        raw.agents = []
-        return results
-
-    raw.reset = forget  # type: ignore[method-assign]
-    message = r"table_v0: .* env.agents is empty. reset\(\) must begin with self.agents"
+    altered(raw, reset=lambda _: raw.agents.clear())
+    message = r"scripted_v0: .* env.agents is empty. reset\(\) must begin with self.ag"
     with pytest.raises(RuntimeError, match=message):
         env.rollout(3)
 
 
 def test_other_values_and_a_missing_mask_are_refused() -> None:
     with pytest.raises(ValueError, match=r"absent must be 'dead' or 'waiting', but is"):
-        PettingZooWrapper(Together(), absent="asleep")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"table_v0: absent='waiting' needs use_mask"):
-        PettingZooWrapper(Together(), absent="waiting", use_mask=False)
+        PettingZooWrapper(together(), absent="asleep")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"scripted_v0: absent='waiting' needs use"):
+        PettingZooWrapper(together(), absent="waiting", use_mask=False)

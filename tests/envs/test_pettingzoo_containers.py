@@ -12,7 +12,7 @@ pytest.importorskip("pettingzoo")
 
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils.wrappers import BaseParallelWrapper, BaseWrapper
-from support.zoo import Script, ScriptedEnv, ScriptedTurns
+from support.zoo import Script, ScriptedEnv, ScriptedTurns, altered
 from zoo_tools import BoundEnv
 
 from marl_collect import MarlGroupMapType
@@ -29,24 +29,11 @@ READERS: Any = pytest.mark.parametrize(
 def with_infos(kind: Any, infos: dict[str, Any], script: Script | None = None) -> Any:
     """Return an environment that adds ``infos`` to its own."""
     raw = kind(script)
-    if kind is ScriptedTurns:
-        reset, step = raw.reset, raw.step
 
-        def begin(seed: int | None = None, options: Any = None) -> None:
-            reset(seed)
-            raw.infos |= infos
+    def change(results: Any) -> None:
+        (raw.infos if results is None else results[-1]).update(infos)
 
-        def go(action: Any) -> None:
-            step(action)
-            raw.infos |= infos
-
-        raw.reset, raw.step = begin, go
-        return raw
-    raw._infos = lambda agents: {
-        **{agent: raw.script.info_of(agent, raw.steps) for agent in agents},
-        **infos,
-    }
-    return raw
+    return altered(raw, reset=change, step=change)
 
 
 @KINDS
@@ -78,9 +65,8 @@ def test_an_info_that_is_no_dict_is_an_error_that_names_the_agent(
 
 
 def test_an_info_that_is_no_dict_in_a_later_step_is_an_error() -> None:
-    raw = ScriptedEnv()
+    raw = altered(ScriptedEnv(), step=lambda r: r[-1].update(agent_1=np.ones(2)))
     env = BoundEnv(PettingZooWrapper(raw))
-    raw._infos = lambda agents: {"agent_1": np.ones(2)}  # type: ignore[method-assign]
     with pytest.raises(TypeError, match="scripted_v0: the info of agent agent_1 must"):
         env.step()
 

@@ -9,88 +9,88 @@ from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 
-from support.zoo import Script, ScriptedEnv, ScriptedTurns
+from support.zoo import Script, ScriptedEnv, ScriptedTurns, altered
 from workloads.free import FreeEnv
 from zoo_tools import NESTED, BoundEnv, nested, scripted
 
+from marl_collect import Collector, MarlGroupMapType, RandomPolicy
 from marl_collect.envs import PettingZooWrapper
 from marl_collect.testing.check_env import ContractError, check_env
 
+torch = pytest.importorskip("torch")
 
-@pytest.mark.parametrize("reward", [None, "much", [1.0, 2.0]])
-def test_a_reward_that_is_not_a_number_is_an_error_that_names_the_agent(
-    reward: Any,
-) -> None:
-    class Odd(ScriptedEnv):  # type: ignore[misc]
-        def step(self, actions: Any) -> Any:
-            out = super().step(actions)
-            out[1]["agent_1"] = reward
-            return out
-
-    env = BoundEnv(PettingZooWrapper(Odd()))
-    with pytest.raises(ValueError, match="reward of agent agent_1 must be a number"):
-        env.step()
+IN_ONE = MarlGroupMapType.ALL_IN_ONE_GROUP
+RAW = pytest.mark.parametrize("raw", [ScriptedEnv, ScriptedTurns])
 
 
-def test_a_reward_of_an_unknown_agent_is_an_error_that_names_it() -> None:
-    class Odd(ScriptedEnv):  # type: ignore[misc]
-        def step(self, actions: Any) -> Any:
-            out = super().step(actions)
-            out[1]["agent_9"] = 0.0
-            return out
-
-    env = BoundEnv(PettingZooWrapper(Odd()))
-    with pytest.raises(ValueError, match="'agent_9', which is not one of its"):
-        env.step()
+def wrapped(raw: Any, script: Script | None = None, **keywords: Any) -> BoundEnv:
+    return BoundEnv(PettingZooWrapper(raw(script), group_map=IN_ONE, **keywords))
 
 
-def test_rewards_may_have_any_order_and_number_type() -> None:
-    class Odd(ScriptedEnv):  # type: ignore[misc]
-        def step(self, actions: Any) -> Any:
-            observations, rewards, *flags = super().step(actions)
-            if self.steps % 2:
-                rewards = dict(reversed(rewards.items()))
-            kinds = (int, np.float64, np.float32)
-            rewards = {
-                agent: kind(reward)
-                for kind, (agent, reward) in zip(kinds, rewards.items(), strict=True)
-            }
-            return observations, rewards, *flags
+def stepped(change: Any) -> BoundEnv:
+    """Return an environment after a step whose results are changed."""
+    env = BoundEnv(PettingZooWrapper(altered(ScriptedEnv(), step=change)))
+    env.step()
+    return env
 
-    env = BoundEnv(PettingZooWrapper(Odd()))
-    for step in (1, 2):
-        env.step()
-        rewards = env["agent", "reward"].ravel().tolist()
-        assert rewards == [step, 10 + step, 20 + step]
+
+# Rewards
+
+
+@pytest.mark.parametrize("others", [True, False])
+@pytest.mark.parametrize("reward", [None, "2", np.ones(2), [1.0], 1j, 10**400])
+def test_a_reward_that_is_not_a_number_is_an_error(reward: Any, others: bool) -> None:
+    def spoil(results: Any) -> None:
+        if not others:
+            del results[1]["agent_2"]
+        results[1]["agent_1"] = reward
+
+    with pytest.raises(ValueError, match="The reward of agent agent_1 must be a numb"):
+        stepped(spoil)
+
+
+@pytest.mark.parametrize(
+    ("index", "value"), [(0, np.zeros(3)), (1, 0.0)], ids=["observation", "reward"]
+)
+def test_an_unknown_agent_is_an_error_that_names_it(index: int, value: Any) -> None:
+    with pytest.raises(ValueError, match=r"'ghost', which is not one.*agent_0"):
+        stepped(lambda results: results[index].update(ghost=value))
+
+
+@pytest.mark.parametrize("reverse", [True, False])
+def test_rewards_may_have_any_order_and_number_type(reverse: bool) -> None:
+    def change(results: Any) -> Any:
+        kinds = (int, np.float64, np.int8) if reverse else (np.array, float, np.float16)
+        pairs = [*zip(kinds, results[1].items(), strict=True)][:: -1 if reverse else 1]
+        rewards = {agent: kind(reward) for kind, (agent, reward) in pairs}
+        return results[0], rewards, *results[2:]
+
+    assert stepped(change)["agent", "reward"].ravel().tolist() == [1, 11, 21]
+
+
+# Results without an agent
 
 
 class Sloppy(ScriptedEnv):  # type: ignore[misc]
-    """An environment whose results can be changed before it returns them."""
+    """Accepts actions of any agents, and has results that can be changed."""
 
     def __init__(self, spoil: Any) -> None:
         super().__init__(Script(ends={"agent_1": (2, "terminated")}, max_cycles=4))
-        self.spoil = spoil
-
-    def reset(self, seed: Any = None, options: Any = None) -> Any:
-        self.now: Any = super().reset(seed=seed)
-        self.spoil(self)
-        return self.now
+        altered(self, reset=lambda r: spoil(self, r), step=lambda r: spoil(self, r))
 
     def step(self, actions: Any) -> Any:
-        self.now = super().step({a: actions.get(a, 0) for a in self.agents})
-        self.spoil(self)
-        return self.now
+        return super().step({a: actions.get(a, 0) for a in self.agents})
 
 
 def drop(index: int, step: int) -> Any:
-    def spoil(env: Sloppy) -> None:
-        if env.steps >= step and len(env.now) > index:
-            env.now[index].pop("agent_2", None)
+    def spoil(env: Sloppy, results: Any) -> None:
+        if env.steps >= step and len(results) > index:
+            results[index].pop("agent_2", None)
 
     return spoil
 
 
-def stay(env: Sloppy) -> None:
+def stay(env: Sloppy, _: Any) -> None:
     if env.steps in (2, 3):
         env.agents = ["agent_0", "agent_1", "agent_2"]
 
@@ -115,22 +115,71 @@ def test_check_env_finds_results_without_an_agent(spoil: Any, message: str) -> N
     assert len(excinfo.value.findings) <= 3, "a finding is repeated for every step"
 
 
+def test_rows_are_zeros_until_their_agents_join() -> None:
+    """Even if the environment returns values for all agents in every step."""
+    script = Script(
+        joins={"agent_1": 2},
+        ends={"agent_2": (3, "terminated")},
+        info=lambda i, step: {"x": step},
+    )
+    defaults = (np.full(3, 7.0), 7.0, False, False, {"x": 7})
+
+    def complete(results: Any) -> Any:
+        values = defaults if len(results) == 5 else (defaults[0], defaults[-1])
+        return tuple(
+            dict.fromkeys(script.agents, value) | result
+            for result, value in zip(results, values, strict=True)
+        )
+
+    def factory() -> PettingZooWrapper:
+        raw = altered(ScriptedEnv(script), reset=complete, step=complete)
+        return PettingZooWrapper(
+            raw, info_keys={"x": ()}, done_on_any=False, episode_reward=True
+        )
+
+    env = BoundEnv(factory())
+    assert not env["agent", "observation"][1].any()
+    for step in range(1, 6):
+        env["agent", "reward"][...] = 5  # as an earlier episode may have left it
+        env.step()
+        observation, reward = env["agent", "observation"], env["agent", "reward"]
+        expected = [1, step, 0] if step >= 2 else [0, 0, 0]
+        assert observation[1].tolist() == expected
+        assert env["agent", "info", "x"][1] == (step if step >= 2 else 0)
+        assert reward[1] == (0 if step < 2 else 7 if step == 2 else 10 + step)
+        if step > 3:
+            assert not observation[2].any()
+            assert reward[2] == 0
+    check_env(factory)
+
+
 @pytest.mark.parametrize(
-    "observe",
-    [
-        lambda i, step, action: [float(i), 0.5, 2],
-        lambda i, step, action: np.array([i, 0.5, 2], dtype=np.float64),
-        lambda i, step, action: (np.float64(i), 0.5, np.int64(2)),
-    ],
+    "result",
+    [None, ({}, {}, {}, {}), ({}, {}, None, {}, {}), ({}, {}, {}, {}, None), 3],
 )
-def test_lists_and_float64_are_cast_to_the_space(observe: Any) -> None:
-    env = scripted(Script(observe=observe))
-    assert env["agent", "observation"].dtype == np.float32
-    assert env["agent", "observation"].tolist() == [
-        [0, 0.5, 2],
-        [1, 0.5, 2],
-        [2, 0.5, 2],
-    ]
+def test_a_wrong_result_of_step_is_an_error_that_names_the_environment(
+    result: Any,
+) -> None:
+    raw = ScriptedEnv()
+    env = BoundEnv(PettingZooWrapper(raw))
+    raw.step = lambda actions: result  # type: ignore[method-assign]
+    with pytest.raises(TypeError, match="scripted_v0: step.. must return five mapping"):
+        env.step()
+
+
+# Observations
+
+
+@pytest.mark.parametrize(
+    "make",
+    [list, tuple, np.float64, torch.tensor, lambda row: (np.float64(row[0]), *row[1:])],
+)
+def test_lists_tensors_and_float64_are_cast_to_the_space(make: Any) -> None:
+    env = scripted(Script(observe=lambda i, s, a: make([i, s + 0.5, 2])))
+    env.step()
+    observed = env["agent", "observation"]
+    assert observed.dtype == np.float32
+    assert observed.tolist() == [[0, 1.5, 2], [1, 1.5, 2], [2, 1.5, 2]]
 
 
 @pytest.mark.parametrize(
@@ -150,22 +199,6 @@ def test_a_wrong_observation_is_an_error_that_names_the_agent(
         scripted(Script(observe=lambda i, step, action: observation))
 
 
-def test_fractions_in_an_integer_space_are_an_error() -> None:
-    image = spaces.Box(0, 255, (2, 2), np.uint8)
-    script = Script(observation=image, observe=lambda i, s, a: np.full((2, 2), 0.5))
-    with pytest.raises(ValueError, match=r"agent_0 must fit the dtype uint8.*float64"):
-        scripted(script)
-
-
-def test_whole_numbers_in_an_integer_space_are_cast() -> None:
-    image = spaces.Box(0, 255, (2, 2), np.uint8)
-    script = Script(observation=image, observe=lambda i, s, a: np.full((2, 2), 200))
-    env = scripted(script)
-    env.step()
-    assert env["agent", "observation"].dtype == np.uint8
-    assert (env["agent", "observation"] == 200).all()
-
-
 @pytest.mark.parametrize("first", [5, 200])
 def test_integers_that_overflow_their_dtype_are_an_error(first: int) -> None:
     small = spaces.Box(-100, 100, (3,), np.int8)
@@ -175,6 +208,67 @@ def test_integers_that_overflow_their_dtype_are_an_error(first: int) -> None:
 
     with pytest.raises(ValueError, match=r"agent_0 .*int8 .*value 200 of dtype int64"):
         scripted(Script(observation=small, observe=observe)).step()
+
+
+def test_whole_numbers_in_an_integer_space_are_cast_and_others_are_errors() -> None:
+    image = spaces.Box(0, 255, (2, 2), np.uint8)
+    whole = Script(observation=image, observe=lambda i, s, a: np.full((2, 2), 200))
+    assert (scripted(whole)["agent", "observation"] == 200).all()
+    half = Script(observation=image, observe=lambda i, s, a: np.full((2, 2), 0.5))
+    with pytest.raises(ValueError, match=r"agent_0 must fit the dtype uint8.*float64"):
+        scripted(half)
+    with pytest.raises(ValueError, match="agent_ids"):
+        scripted(whole, agent_ids=True)
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "dtype"),
+    [
+        (spaces.MultiBinary(3), [0, 1, 1], np.int8),
+        (spaces.MultiDiscrete([3, 4]), [2, 3], np.int64),
+        (spaces.MultiDiscrete([3, 4], dtype=np.uint8), [2, 3], np.uint8),
+        (spaces.Discrete(4, start=7), 9, np.int64),
+        (spaces.Discrete(4, dtype=np.int32), 3, np.int32),
+    ],
+)
+def test_observations_keep_the_dtype_of_their_space(
+    space: Any, value: Any, dtype: Any
+) -> None:
+    script = Script(observation=space, observe=lambda i, s, a: value)
+    env = scripted(script)
+    assert env["agent", "observation"].dtype == dtype
+    assert env["agent", "observation"].tolist() == [value] * 3
+    check_env(lambda: PettingZooWrapper(ScriptedEnv(script)))
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, ">f4"])
+def test_dtypes_that_torch_lacks(dtype: Any) -> None:
+    script = Script(observation=spaces.Box(-1, 99, (3,), np.dtype(dtype)))
+    if dtype is np.longdouble:
+        with pytest.raises(TypeError, match="which torch does not have"):
+            scripted(script)
+        return
+    env = scripted(script)
+    env.step(agent=[1, 2, 3])
+    assert env["agent", "observation"].tolist() == [[0, 1, 1], [1, 1, 2], [2, 1, 3]]
+    assert torch.from_numpy(env["agent", "observation"]).dtype == torch.float32
+
+
+@RAW
+def test_observations_that_are_reused_are_copied(raw: Any) -> None:
+    buffer = np.zeros(3, np.float32)
+
+    def observe(i: int, step: int, action: Any) -> Any:
+        buffer[:] = [i, step, 0]
+        return buffer
+
+    env = wrapped(raw, Script(observe=observe))
+    if raw is ScriptedEnv:  # all agents get the same array
+        assert (env["agents", "observation"] == [2, 0, 0]).all()
+        return
+    env.step()
+    env.step()
+    assert env["agents", "observation"].tolist() == [[0, 0, 0], [1, 1, 0], [2, 2, 0]]
 
 
 def test_nested_observations_have_nested_keys() -> None:
@@ -192,20 +286,53 @@ def test_nested_observations_have_nested_keys() -> None:
 
 
 def test_a_missing_entry_of_an_observation_is_an_error_that_names_it() -> None:
-    script = Script(
-        observation=NESTED,
-        observe=lambda i, s, a: {
-            k: v for k, v in nested(i, s, a).items() if k != "pair"
-        },
-    )
+    def observe(*about: Any) -> Any:
+        return {k: v for k, v in nested(*about).items() if k != "pair"}
+
     with pytest.raises(ValueError, match="agent_0 must have the entry 'pair'"):
-        scripted(script)
+        scripted(Script(observation=NESTED, observe=observe))
 
 
-def test_agent_ids_of_an_image_are_an_error() -> None:
-    script = Script(observation=spaces.Box(0, 255, (2, 2), np.uint8))
-    with pytest.raises(ValueError, match="agent_ids"):
-        scripted(script, agent_ids=True)
+@RAW
+@pytest.mark.parametrize(
+    "dtype", [np.float16, np.float64, np.uint8, np.int8, np.uint32, np.int64, np.bool_]
+)
+@pytest.mark.parametrize("width", [2, 40])
+def test_box_actions_and_observations_of_any_dtype(
+    raw: Any, dtype: Any, width: int
+) -> None:
+    box = spaces.Box(0, 1, (width,), dtype)
+    script = Script(
+        action=box,
+        observation=box,
+        observe=lambda i, s, a: np.zeros(width, dtype) if a is None else a,
+    )
+    env = wrapped(raw, script)
+    sent = np.ones((3, width), dtype)
+    env.step(agents=sent)
+    received = env.env.env.received[-1]
+    value = received["agent_0"] if raw is ScriptedEnv else received[1]
+    assert value.dtype == dtype
+    assert (value == 1).all()
+    if raw is ScriptedEnv:
+        assert (env["agents", "observation"] == sent).all()
+        assert env["agents", "observation"].dtype == dtype
+    check_env(lambda: PettingZooWrapper(raw(script)), episodes=1)
+
+
+def test_float16_actions_are_collected() -> None:
+    script = Script(action=spaces.Box(-1, 1, (2,), np.float16))
+    with Collector(
+        lambda: PettingZooWrapper(ScriptedEnv(script)),
+        RandomPolicy(),
+        frames_per_batch=20,
+    ) as collector:
+        batch: Any = collector.next()
+    assert batch["agent", "action"].dtype == torch.float16
+    assert batch["agent", "action"].float().std() > 0.1
+
+
+# Infos
 
 
 def test_the_shape_of_an_info_may_be_given() -> None:
@@ -220,28 +347,93 @@ def test_an_info_that_is_not_a_number_is_an_error_that_names_it() -> None:
         scripted(Script(info=lambda i, s: {"text": "hello"}), info_keys=["text"])
 
 
-def test_return_state_without_a_state_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"needs an environment with state\(\)"):
-        PettingZooWrapper(FreeEnv(), return_state=True)
+@RAW
+def test_infos_may_be_none(raw: Any) -> None:
+    script = Script(info=lambda i, s: None)  # type: ignore[arg-type, return-value]
+    env = wrapped(raw, script, info_keys=["speed"])
+    env.step()
+    assert not env["agents", "info", "speed"].any()
+    check_env(lambda: PettingZooWrapper(raw(script), info_keys=["speed"]))
+
+
+# States
+
+
+@RAW
+@pytest.mark.parametrize(
+    "dtype", [np.uint8, np.bool_, np.int16, np.uint64, np.float16, np.float64]
+)
+def test_a_state_without_space_may_have_any_dtype(raw: Any, dtype: Any) -> None:
+    def factory() -> PettingZooWrapper:
+        env = raw()
+        env.state = lambda: np.array([[env.steps > 2, True]], dtype)
+        return PettingZooWrapper(env, return_state=True)
+
+    env = BoundEnv(factory())
+    assert env["state"].dtype == dtype
+    assert env["state"].tolist() == [[False, True]]
+    space = env.env.observation_space["state"]
+    assert space.contains(np.ones((1, 2), dtype))
+    check_env(factory)
 
 
 BOX = spaces.Box(0, 1, (2,))
 
 
-@pytest.mark.parametrize("space", [spaces.Dict({"a": BOX}), spaces.Tuple([BOX]), None])
-@pytest.mark.parametrize("env", [ScriptedEnv, ScriptedTurns])
-def test_a_state_of_several_arrays_is_an_error_with_advice(
-    space: Any, env: Any
+@RAW
+@pytest.mark.parametrize(
+    ("state", "space"),
+    [
+        *[({"a": np.zeros(2)}, space) for space in (spaces.Dict(a=BOX), None)],
+        ((np.zeros(2),), spaces.Tuple([BOX])),
+        *[(state, None) for state in ([[1], [1, 2]], None, "text", np.array([1j]))],
+    ],
+)
+def test_a_state_that_is_not_one_array_is_an_error_with_advice(
+    raw: Any, state: Any, space: Any
 ) -> None:
-    raw = env()
-    raw.state = lambda: {"a": np.zeros(2)}
+    env = raw()
+    env.state = lambda: state
     if space is not None:
-        raw.state_space = space
-    problem = r"state\(\) returned \{'a'" if space is None else "state_space is"
-    with pytest.raises(TypeError, match=rf"single array .*{problem}.*flatten_space"):
-        PettingZooWrapper(raw, return_state=True)
+        env.state_space = space
+    problem = r"state\(\) returned" if space is None else "state_space is"
+    message = rf"scripted_v0: return_state=True .*single array .*{problem}.*flatten_sp"
+    with pytest.raises(TypeError, match=message):
+        PettingZooWrapper(env, return_state=True)
 
 
-def test_a_space_without_arrays_is_an_error_that_names_the_key() -> None:
-    with pytest.raises(TypeError, match="observation has the space Text"):
-        scripted(Script(observation=spaces.Text(4)))
+def test_return_state_without_a_state_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"needs an environment with state\(\)"):
+        PettingZooWrapper(FreeEnv(), return_state=True)
+
+
+def test_a_state_whose_shape_changes_is_an_error() -> None:
+    raw = ScriptedEnv()
+    raw.state = lambda: np.zeros(2 + raw.steps)  # type: ignore[method-assign]
+    env = BoundEnv(PettingZooWrapper(raw, return_state=True))
+    with pytest.raises(ValueError, match=r"^state must have the shape \(2,\)"):
+        env.step()
+
+
+@RAW
+def test_an_error_in_state_is_raised_until_an_agent_left(raw: Any) -> None:
+    script = Script(ends={"agent_1": (2, "terminated")})
+    env = wrapped(raw, script, return_state=True, done_on_any=False)
+    zoo = env.env.env
+    state = zoo.state
+
+    def broken() -> Any:
+        raise ZeroDivisionError
+
+    zoo.state = broken
+    with pytest.raises(ZeroDivisionError):
+        env.env.reset_row(0)
+    with pytest.raises(ZeroDivisionError):
+        env.step()
+    zoo.state = state
+    env.step()
+    assert not env["agents", "done"].all()
+    assert env["agents", "done"].any()
+    zoo.state = broken
+    env.step()
+    assert env["state"].tolist() == [2, 2]

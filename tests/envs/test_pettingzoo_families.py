@@ -71,19 +71,6 @@ def test_particles(task: str) -> None:
     )
 
 
-@pytest.mark.parametrize("task", ["multiwalker_v9", "simple_spread_v3", "pursuit_v5"])
-def test_the_state_follows_the_environment(task: str) -> None:
-    package = {"multiwalker_v9": "Box2D", "simple_spread_v3": "mpe2"}.get(task, "scipy")
-    pytest.importorskip(package)
-    env = PettingZooEnv(task, return_state=True, max_cycles=20)
-    env.set_seed(1)
-    rollout = env.rollout(20)
-    state = rollout["state"]
-    assert state.shape[1:] == env.observation_space["state"].shape
-    assert bool((rollout["next", "state"][:-1] == state[1:]).all())
-    assert bool(state.any())
-
-
 def test_a_state_that_fails_after_a_fall_does_not_stop_a_rollout() -> None:
     pytest.importorskip("Box2D")
     env = PettingZooEnv("multiwalker_v9", return_state=True)

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("pettingzoo")
 
-from support.zoo import Script, ScriptedEnv, ScriptedTurns
+from support.zoo import Script, ScriptedEnv, ScriptedTurns, altered
 from zoo_tools import BoundEnv
 
 from marl_collect.envs import PettingZooWrapper
@@ -19,18 +19,11 @@ ENDS: dict[str, Callable[[bool], dict[Any, bool]]] = {
 }
 
 
-def spoiled(position: int, flags: Callable[[bool], dict[Any, bool]]) -> ScriptedEnv:
+def spoiled(position: int, flags: Callable[[bool], dict[Any, bool]]) -> Any:
     """Return an environment whose flags have more keys, True in step 4."""
-    raw = ScriptedEnv(Script())
-    step = raw.step
-
-    def spoil(actions: Any) -> Any:
-        results = list(step(actions))
-        results[position] = {**results[position], **flags(raw.steps == 4)}
-        return tuple(results)
-
-    raw.step = spoil  # type: ignore[method-assign]
-    return raw
+    raw = ScriptedEnv()
+    spoil = lambda results: results[position].update(flags(raw.steps == 4))  # noqa: E731
+    return altered(raw, step=spoil)
 
 
 @pytest.mark.parametrize("flags", ENDS)
@@ -54,15 +47,9 @@ def test_check_env_finds_a_flag_of_no_agent_in_the_first_step(flags: str) -> Non
 
 def test_check_env_finds_a_flag_of_no_agent_in_turns() -> None:
     def factory() -> PettingZooWrapper:
-        raw = ScriptedTurns(Script())
-        reset = raw.reset
-
-        def spoil(*args: Any, **keywords: Any) -> None:
-            reset(*args, **keywords)
-            raw.terminations["agent0"] = False
-
-        raw.reset = spoil  # type: ignore[method-assign]
-        return PettingZooWrapper(raw)
+        raw = ScriptedTurns()
+        spoil = lambda _: raw.terminations.update(agent0=False)  # noqa: E731
+        return PettingZooWrapper(altered(raw, reset=spoil))
 
     with pytest.raises(ContractError, match="a termination of 'agent0'"):
         check_env(factory)

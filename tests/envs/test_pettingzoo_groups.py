@@ -8,43 +8,32 @@ from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 
-from support.zoo import Script, ScriptedEnv
+from support.zoo import Script, ScriptedEnv, ScriptedTurns
 from zoo_tools import scripted
 
 from marl_collect import MarlGroupMapType
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
 
+AGENTS = Script().agents
+
 
 @pytest.mark.parametrize(
-    ("group_map", "groups"),
+    ("raw", "group_map", "groups"),
     [
-        (None, {"agent": ["agent_0", "agent_1", "agent_2"]}),
-        (
-            MarlGroupMapType.ALL_IN_ONE_GROUP,
-            {"agents": ["agent_0", "agent_1", "agent_2"]},
-        ),
-        (
-            MarlGroupMapType.ONE_GROUP_PER_AGENT,
-            {"agent_0": ["agent_0"], "agent_1": ["agent_1"], "agent_2": ["agent_2"]},
-        ),
-        (
-            {"b": ["agent_2", "agent_0"], "a": ["agent_1"]},
-            {"b": ["agent_2", "agent_0"], "a": ["agent_1"]},
-        ),
+        (ScriptedEnv, None, {"agent": AGENTS}),
+        (ScriptedTurns, None, {agent: [agent] for agent in AGENTS}),
+        (ScriptedEnv, MarlGroupMapType.ALL_IN_ONE_GROUP, {"agents": AGENTS}),
+        (ScriptedEnv, "one_group_per_agent", {agent: [agent] for agent in AGENTS}),
+        (ScriptedEnv, {"b": AGENTS[::-2], "a": AGENTS[1:2]}, None),
     ],
 )
 def test_groups_and_their_order_follow_the_group_map(
-    group_map: Any, groups: Any
+    raw: Any, group_map: Any, groups: Any
 ) -> None:
-    env = scripted(group_map=group_map)
-    assert env.env.group_map == groups
-    env.step(
-        **{g: [int(name[-1]) + 1 for name in names] for g, names in groups.items()}
-    )
-    assert env.env.env.received == [{"agent_0": 1, "agent_1": 2, "agent_2": 3}]
-    for group, names in groups.items():
-        rows = env[group, "observation"][:, 0].tolist()
-        assert rows == [int(name[-1]) for name in names]
+    """Which rows their agents have, the oracle shows."""
+    env = PettingZooWrapper(raw(), group_map=group_map)
+    assert env.group_map == (groups or group_map)
+    assert list(env.group_map) == list(groups or group_map)
 
 
 @pytest.mark.parametrize(
@@ -69,11 +58,10 @@ def test_a_group_map_must_name_every_agent_exactly_once(
 def test_a_group_map_has_the_agents_that_are_no_strings() -> None:
     raw: Any = ScriptedEnv()
     raw.possible_agents = [0, (0, 1), "a"]
-    chosen: Any = {"x": [(0, 1), "a"], "y": [0]}
-    env = PettingZooWrapper(raw, group_map=chosen)
+    env = PettingZooWrapper(raw, group_map={"x": [(0, 1), "a"], "y": [0]})
     assert env.group_map == {"x": ["(0, 1)", "a"], "y": ["0"]}
     with pytest.raises(ValueError, match=r"unknown: \[7, None\]"):
-        PettingZooWrapper(raw, group_map=chosen | {"z": [7, None]})
+        PettingZooWrapper(raw, group_map={"x": [(0, 1), "a"], "y": [0, 7, None]})
 
 
 UNLIKE = Script(

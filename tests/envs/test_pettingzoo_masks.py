@@ -17,6 +17,7 @@ from marl_collect.envs import PettingZooWrapper
 from marl_collect.testing.check_env import ContractError, check_env
 
 IN_ONE = MarlGroupMapType.ALL_IN_ONE_GROUP
+RAW = pytest.mark.parametrize("raw", [ScriptedEnv, ScriptedTurns])
 MASKED = spaces.Dict(
     {"seen": spaces.Box(0, 99, (1,)), "action_mask": spaces.Box(0, 1, (5,), np.int8)}
 )
@@ -46,15 +47,7 @@ def test_an_agent_that_joins_late_has_its_mask_in_a_group_of_several() -> None:
     assert (env["agent", "action_mask"] == [legal(i, 2) for i in range(3)]).all()
 
 
-@pytest.mark.parametrize("group_map", [None, *MarlGroupMapType])
-@pytest.mark.parametrize("raw", [ScriptedEnv, ScriptedTurns])
-def test_late_agents_pass_check_env_with_any_group_map(
-    raw: Any, group_map: Any
-) -> None:
-    check_env(lambda: PettingZooWrapper(raw(LATE), group_map=group_map))
-
-
-@pytest.mark.parametrize("raw", [ScriptedEnv, ScriptedTurns])
+@RAW
 def test_a_mask_that_appears_later_is_an_error(raw: Any) -> None:
     script = Script(info=from_step_one)
     env = BoundEnv(PettingZooWrapper(raw(script), group_map=IN_ONE))
@@ -64,7 +57,7 @@ def test_a_mask_that_appears_later_is_an_error(raw: Any) -> None:
         check_env(lambda: PettingZooWrapper(raw(script)))
 
 
-@pytest.mark.parametrize("raw", [ScriptedEnv, ScriptedTurns])
+@RAW
 def test_masks_can_be_taken_from_infos(raw: Any) -> None:
     script = Script(info=from_step_one)
     keywords: dict[str, Any] = {"group_map": IN_ONE, "action_mask": "info"}

@@ -17,9 +17,8 @@ from marl_collect import Collector, RandomPolicy, check_env
 from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import FrameStack, VmasEnv
 from marl_collect.envs.vmas import env as env_module
-from marl_collect.envs.vmas import reset as reset_module
+from marl_collect.envs.vmas.env import MASKED, renew
 from marl_collect.envs.vmas.provider import FAMILY
-from marl_collect.envs.vmas.reset import MASKED, renew
 
 WORLDS, FRAMES, LIMIT, SEED = 5, 40, 18, 1
 DISCRETE = {"continuous_actions": False}
@@ -306,25 +305,6 @@ def test_pinned_memory_is_allocated_once_for_each_shape(
             for array, tensor in zip(arrays, chosen, strict=True):
                 assert (array == tensor.numpy()).all()
     assert allocated == [(4, 4), (4, 3)]
-
-
-def test_the_tensors_of_worlds_that_begin_are_found_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looked: list[int] = []
-    entries = reset_module._entries
-
-    def noted(one: Any, other: Any) -> Any:
-        looked.append(id(one))
-        return entries(one, other)
-
-    env = VmasEnv("navigation", 8)
-    env.begin(None, np.arange(8))
-    monkeypatch.setattr(reset_module, "_entries", noted)
-    env.begin(np.arange(8) < 4, np.arange(8))
-    assert id(env._env.world) in looked
-    assert len(set(looked)) == len(looked)
-    env.close()
 
 
 @pytest.mark.accelerator

@@ -84,6 +84,17 @@ class LampsEnv(EnvBase):
         return frame.set(("agents", "reward"), reward)
 
 
+class RootEndsEnv(LampsEnv):
+    """The root is terminated after three steps; the agents' own flags stay False."""
+
+    def _frame(self) -> Any:
+        frame = super()._frame()
+        for flag in ("done", "terminated"):
+            frame["agents", flag] = torch.zeros(2, 1, dtype=torch.bool)
+            frame[flag] = torch.tensor([self.steps >= 3])
+        return frame
+
+
 class CartEnv(EnvBase):
     """One agent with its keys at the root, for any action spec."""
 
@@ -196,6 +207,19 @@ def test_an_agent_that_comes_back_acts_again() -> None:
     assert after["done"][:, 1, 0].tolist() == [True, True, False, False, False]
     assert after["observation"][:, 1, 1].tolist() == [1, 0, 3, 4, 5]
     assert after["reward"][:, 1, 0].tolist() == [11, 0, 0, 14, 15]
+
+
+def test_agents_get_the_flags_of_the_root_alone_and_in_a_batch() -> None:
+    alone = TorchRLWrapper(RootEndsEnv()).rollout(9)["next"]
+    assert len(alone) == 3
+    batch = lambda: TorchRLWrapper(SerialEnv(2, RootEndsEnv))  # noqa: E731
+    with Collector(batch, None, frames_per_batch=6, total_frames=6) as collector:
+        together = collector.next()["next"]
+    for flag, last in (("done", True), ("terminated", True), ("truncated", False)):
+        for key in (flag, ("agents", flag)):
+            assert (alone[key][-1] == last).all(), key
+            for world in together:
+                assert torch.equal(world[key], alone[key]), key
 
 
 def test_every_agent_gets_a_reward_at_the_root() -> None:

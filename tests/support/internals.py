@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from marl_collect.core.description import allocate
+
 
 def source_of(collector: Any) -> Any:
     """Return what fills a collector's batches."""
@@ -35,3 +37,11 @@ class Around:
     def __getattr__(self, name: str) -> Any:
         """Return what Lab2d has."""
         return getattr(self._lab, name)
+
+
+def bound(env: Any, seed: int = 0) -> Any:
+    """Return a row that ``env`` is bound to, after a reset."""
+    row = allocate(env.description.row())
+    env.bind(row)
+    env.reset_row(seed)
+    return row

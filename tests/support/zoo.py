@@ -8,6 +8,7 @@ and why, and when it joins or returns. Agent ``i`` observes
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -298,3 +299,19 @@ class ScriptedTurns(_Spaces, AECEnv[str, Any, Any]):
         self.rewards[agent] = self._cumulative_rewards[agent] = 0.0
         self.terminations[agent] = self.truncations[agent] = False
         self.infos[agent] = {}
+
+
+def altered(raw: Any, **changes: Callable[[Any], Any]) -> Any:
+    """Return ``raw`` with methods whose results are changed, such as ``step``.
+
+    A change gets the result. It changes it in place, or returns another one.
+    """
+    for name, change in changes.items():
+        setattr(raw, name, partial(_changed, getattr(raw, name), change))
+    return raw
+
+
+def _changed(method: Any, change: Any, *args: Any, **keywords: Any) -> Any:
+    result = method(*args, **keywords)
+    other = change(result)
+    return result if other is None else other

@@ -1,6 +1,6 @@
 """check_env finds and names every kind of violation."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, final
 
@@ -108,6 +108,15 @@ def put(*key: str, value: Any, index: Any = ...) -> Callable[[Pair], None]:
     return do
 
 
+def end_both(env: Pair) -> None:
+    for agent in (0, 1):
+        env.flags.end("pair", agent, terminated=True, truncated=False)
+
+
+def end_root(env: Pair) -> None:
+    env.row["done",][0] = env.row["terminated",][0] = True
+
+
 def test_an_environment_that_keeps_the_contract_passes() -> None:
     check_env(Pair)
 
@@ -145,6 +154,8 @@ def test_the_counting_environment_passes(options: CountingOptions) -> None:
             "pair/mask is True for pair_0, which is done",
         ),
         (at_step(1, put("pair", "mask", value=False)), "No agent acts"),
+        (at_step(2, end_both), "The root must be done"),
+        (at_step(2, end_root), "so every agent must be"),
     ],
 )
 def test_wrong_contents_are_named(harm: Callable[[Pair], None], message: str) -> None:
@@ -180,23 +191,6 @@ def test_findings_of_the_environment_s_audit_are_reported() -> None:
 
     assert "Step 2 of seed" in findings(Unsure)
     assert "something is odd" in findings(Unsure)
-
-
-def test_a_root_that_disagrees_with_its_agents_is_named() -> None:
-    def harm(env: Pair) -> None:
-        if env.steps == 2:
-            env.flags.end("pair", 0, terminated=True, truncated=False)
-            env.flags.end("pair", 1, terminated=True, truncated=False)
-
-    assert "The root must be done" in findings(lambda: Pair(harm))
-
-
-def test_a_root_that_ends_before_its_agents_is_named() -> None:
-    def harm(env: Pair) -> None:
-        if env.steps == 2:
-            env.row["done",][0] = env.row["terminated",][0] = True
-
-    assert "so every agent must be" in findings(lambda: Pair(harm))
 
 
 def test_an_agent_that_is_not_zeroed_after_its_end_is_named() -> None:
@@ -278,9 +272,37 @@ def test_values_that_the_dtype_cannot_hold_are_named(dtype: type[np.integer]) ->
     assert f" {dtype.__name__}, which cannot hold the value 0.5" in text
 
 
-def test_a_key_that_is_never_written_is_named() -> None:
-    state = replace(PAIR, root={"state": spaces.Box(-1, 1, (2,), np.float32)})
-    assert "state differs after the reset" in findings(lambda: Pair(None, state))
+@pytest.mark.parametrize(
+    ("description", "harm", "message"),
+    [
+        (
+            replace(PAIR, root={"state": spaces.Box(-1, 1, (2,), np.float32)}),
+            None,
+            "state differs after the reset",
+        ),
+        (
+            described(agents=("pair_0", "pair_0")),
+            None,
+            "pair_0 is 2 times in the groups",
+        ),
+        (
+            replace(PAIR, groups={"next": PAIR.groups["pair"]}),
+            None,
+            "'next' is the name of another key",
+        ),
+        (described(action=spaces.Discrete(3, start=1)), None, "must start at 0"),
+        (described(observation=spaces.Text(3)), None, "pair/observation"),
+        (
+            described(action_mask=True),
+            put("pair", "action_mask", value=False),
+            "action_mask leaves pair_0 no action",
+        ),
+    ],
+)
+def test_what_contradicts_the_description_is_named(
+    description: EnvDescription, harm: Any, message: str
+) -> None:
+    assert message in findings(lambda: Pair(harm, description))
 
 
 def test_a_reward_that_is_added_to_memory_is_named() -> None:
@@ -315,27 +337,6 @@ def test_an_environment_that_keeps_old_memory_is_named() -> None:
         env.first_row["pair", "reward"][...] = 0
 
     assert "memory bound before" in findings(lambda: Pair(harm))
-
-
-def test_two_agents_with_the_same_name_are_named() -> None:
-    twins = described(agents=("pair_0", "pair_0"))
-    assert "pair_0 is 2 times in the groups" in findings(lambda: Pair(None, twins))
-
-
-def test_a_group_with_the_name_of_a_key_is_named() -> None:
-    groups: Mapping[str, GroupDescription] = {"next": PAIR.groups["pair"]}
-    text = findings(lambda: Pair(None, replace(PAIR, groups=groups)))
-    assert "'next' is the name of another key" in text
-
-
-def test_actions_that_do_not_start_at_zero_are_named() -> None:
-    text = findings(lambda: Pair(None, described(action=spaces.Discrete(3, start=1))))
-    assert "must start at 0" in text
-
-
-def test_a_space_without_arrays_is_named() -> None:
-    text = findings(lambda: Pair(None, described(observation=spaces.Text(3))))
-    assert "pair/observation" in text
 
 
 def test_two_builds_that_differ_are_named() -> None:
@@ -384,10 +385,3 @@ def test_is_closed_must_be_true_after_close() -> None:
         return pair
 
     assert "is_closed is False" in findings(factory)
-
-
-def test_an_action_mask_without_legal_actions_is_named() -> None:
-    masked = described(action_mask=True)
-    harm = put("pair", "action_mask", value=False)
-    text = findings(lambda: Pair(harm, masked))
-    assert "action_mask leaves pair_0 no action" in text

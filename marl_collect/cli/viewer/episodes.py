@@ -213,17 +213,13 @@ class Episodes:
                     whose[chosen[ids == one], position] = label
         return list(labels), whose
 
-    def _names(self, run: int) -> list[str]:
-        names = self._list.runs[run].policy.get("names")
-        return [str(name) for name in names] if isinstance(names, list) else []
-
     def _name(self, run: int, policy_id: int) -> str:
-        names = self._names(run)
         if policy_id == NOBODY:
             return _RANDOM
-        return (
-            names[policy_id] if 0 <= policy_id < len(names) else f"policy {policy_id}"
-        )
+        names = self._list.runs[run].policy.get("names")
+        if isinstance(names, list) and 0 <= policy_id < len(names):
+            return str(names[policy_id])
+        return f"policy {policy_id}"
 
     def _label(self, run: int) -> str:
         policy = self._list.runs[run].policy
@@ -306,10 +302,9 @@ class Episodes:
             if row is not None:
                 values = values[:, row]
             values = values.reshape(len(values), -1)
-            if key[len(prefix) :] == ("action",) and values.shape[1] > 1:
-                group = groups[prefix[0]]
-                if group.one_hot:
-                    values = values.argmax(1, keepdims=True)
+            is_action = key[len(prefix) :] == ("action",) and values.shape[1] > 1
+            if is_action and groups[prefix[0]].one_hot:
+                values = values.argmax(1, keepdims=True)
             shown = values[:, :_LINES].astype(np.float64)
             lines.append(
                 {
