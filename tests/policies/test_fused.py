@@ -528,3 +528,21 @@ def test_a_branch_on_a_drawn_number_is_as_likely_as_in_the_module() -> None:
         assert collector.explain()[0].startswith("Fused")
     torch.manual_seed(1)
     assert actions == [int(torch.rand(()) < 0.3) for _ in range(200)]
+
+
+class NotFinite(nn.Module):
+    """A policy of every prey and hunter with an output without finite numbers."""
+
+    pure_forward = True
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        bad = x[..., :2] * float("nan")
+        return 0 * x[..., :2], torch.zeros(x.shape[0], 2, dtype=torch.int64), bad
+
+
+def test_outputs_that_are_not_finite_prove_nothing() -> None:
+    keys = [("prey", "action"), ("hunter", "action"), ("prey", "bad")]
+    policy = TensorDictModule(NotFinite(), [("prey", "observation")], keys)
+    with Collector(CountingEnv, policy, frames_per_batch=4) as collector:
+        collector.next()
+        assert "is not finite for random observations" in collector.explain()[0]
