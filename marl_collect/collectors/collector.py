@@ -494,14 +494,14 @@ class CollectorBase:
         Raises:
             KeyError: if the mapping is not the state of a collector; nothing changes.
             ValueError: if ranks, workers, environments or weights differ, or if only
-                one of the two collectors has ``trajs_per_batch``, or a ``curriculum``;
-                nothing changes.
+                one of the two collectors has ``trajs_per_batch``, or a ``curriculum``,
+                or if trajectories have other keys; nothing changes.
         """
         with self._asking():
             states = unpack(state_dict, self.description, self._weights)
             check_numbering(state_dict["numbering"], self._options.numbering)
             check_workers(states, self._source.sizes)
-            self._delivery.check(state_dict["trajectories"])
+            self._delivery.check(state_dict["trajectories"], self._source.shape)
             check_level(state_dict["level"], self._level)
             if self._level is not None:
                 self._set_level(state_dict["level"])

@@ -125,23 +125,41 @@ class Delivery:
         # torch.save refuses tensors without elements that share an address.
         return {key: t if t.numel() else t.clone() for key, t in frames.items()}
 
-    def check(self, state: Mapping[Key, torch.Tensor] | None) -> None:
+    def check(
+        self,
+        state: Mapping[Key, torch.Tensor] | None,
+        shape: tuple[Layout, Sequence[int]] | None,
+    ) -> None:
         """Check the state before anything is loaded.
 
+        Args:
+            state: what ``state`` returned.
+            shape: arguments of ``blank``; None if batches vary.
+
         Raises:
-            ValueError: if only one of the two collectors delivers whole trajectories.
+            ValueError: if only one of the two collectors delivers whole trajectories,
+                or if those of the state have other keys, shapes or dtypes.
         """
         whole = self._options.trajs_per_batch is not None
-        if whole == (state is not None):
-            return
-        differ = (
-            "The state has no trajectories, but this collector has trajs_per_batch"
-            if whole
-            else "The state has trajectories, but this collector has no trajs_per_batch"
-        )
-        raise ValueError(
-            f"{differ}. Build the collector with the arguments it was saved with."
-        )
+        problem = ""
+        if whole and state is None:
+            problem = "has no trajectories, but this collector has trajs_per_batch"
+        elif not whole and state is not None:
+            problem = "has trajectories, but this collector has no trajs_per_batch"
+        elif state and shape is not None:
+            leaves = flatten(self.blank(*shape))
+            here = {(key, leaf.shape[2:], leaf.dtype) for key, leaf in leaves.items()}
+            there = {(key, leaf.shape[1:], leaf.dtype) for key, leaf in state.items()}
+            if differ := {key for key, *_ in here ^ there}:
+                problem = (
+                    "has trajectories whose keys, shapes or dtypes differ in "
+                    f"{sorted(differ)}"
+                )
+        if problem:
+            raise ValueError(
+                f"The state {problem}. Build the collector with the arguments it was "
+                "saved with."
+            )
 
     def load(self, state: Mapping[Key, torch.Tensor] | None) -> None:
         """Resume from ``state``, which was checked."""

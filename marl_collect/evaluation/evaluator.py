@@ -86,7 +86,8 @@ class EvaluatorArguments(_Shared):
     seeds: Annotated[
         int,
         Option(
-            "one root seed, from which each episode's seed is derived",
+            "one root seed, from which each episode's seed is derived. Episodes are "
+            "those of environment 0 of a collector with this seed",
             at_least=0,
             at_most=LARGEST_SEED,
         ),
@@ -110,7 +111,9 @@ class EvaluationArguments(_Shared):
         int | Iterable[int],
         Option(
             "one root seed, from which each episode's seed is derived, or one seed per "
-            "episode, in the order of the result",
+            "episode, in the order of the result. Episodes of a root seed are those "
+            "of environment 0 of a collector with this seed: pass another one than to "
+            "training",
             checked=False,
         ),
     ] = 0

@@ -10,7 +10,6 @@ file                          contents
 ``presets.py``                settings for tasks that were tried
 ``algorithms.py``             table of algorithms
 ``learner.py``                base class of learners; training rewards
-``moments.py``                running mean and deviation of rewards
 ``advantages.py``             advantages of agents that wait, die, or share a reward
 ``ppo.py``                    IPPO and MAPPO
 ``value_decomposition.py``    IQL, VDN and QMIX

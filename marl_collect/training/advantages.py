@@ -26,6 +26,7 @@ Sources:
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -44,9 +45,9 @@ class Decisions(NamedTuple):
         reward: of the frame.
         value: of the row; read only where ``decides``.
         decides: whether the row is a decision.
-        ends: whether the trajectory ends after the frame.
+        ends: whether the trajectory, or what is known of it, ends after the frame.
         next_value: of the row after the frame; 0 if no return follows. Read only where
-            the trajectory or the batch ends.
+            ``ends``.
         next_known: whether ``next_value`` may be read there.
     """
 
@@ -61,6 +62,7 @@ class Decisions(NamedTuple):
 def write_advantages(
     data: TensorDictBase,
     judged: TensorDictBase,
+    inside: Tensor,
     description: EnvDescription,
     options: TrainingOptions,
 ) -> None:
@@ -71,13 +73,16 @@ def write_advantages(
             ``(group, "state_value")`` ``[B, T, n, 1]``.
         judged: has the values ``(group, "state_value")`` of which returns are made, at
             the root and under ``next``: ``data``, or those of a target critic.
+        inside: which frames are not padding, bool ``[B, T]``; the first ones of a row.
         description: of the environment.
-        options: of PPO. With ``reward="team"`` the rewards are equal for all agents.
+        options: of training. With ``reward="team"`` the rewards are equal for all
+            agents.
     """
     ppo, team = options.ppo, options.reward == "team"
     names = list(description.groups)
     acts, follows = acting(data, names)
-    if not ppo.bootstrap_limits:
+    last = inside.unsqueeze(-1) & ~F.pad(inside[:, 1:], (0, 1)).unsqueeze(-1)
+    if not options.bootstrap_limits:
         for name in names:
             follows[name] = follows[name] & ~data["next", name, "done"].squeeze(-1)
     now = {name: judged[name, "state_value"].squeeze(-1) for name in names}
@@ -91,7 +96,7 @@ def write_advantages(
         # The root's flags are [B, T, 1], a group's flags [B, T, n, 1].
         done, terminated = (
             flags[k].expand(shape) if team else flags[k].squeeze(-1)
-            for k in ("done", "terminated" if ppo.bootstrap_limits else "done")
+            for k in ("done", "terminated" if options.bootstrap_limits else "done")
         )
         value, next_value = now[name], after[name]
         decides, known = acts[name], follows[name]
@@ -104,7 +109,7 @@ def write_advantages(
                 data["next", name, "reward"].squeeze(-1),
                 value,
                 decides,
-                done,
+                done | last,
                 next_value.masked_fill(terminated, 0.0),
                 known | terminated,
             ),
@@ -112,7 +117,7 @@ def write_advantages(
             ppo.lmbda,
             ppo.n_steps,
         )
-        trained &= acts[name]
+        trained &= acts[name] & inside.unsqueeze(-1)
         data[name, TRAINED] = trained
         data[name, "value_target"] = (advantage + value).unsqueeze(-1)
         if judged is not data:
@@ -147,7 +152,7 @@ def estimate(
     later = torch.zeros_like(rows.value[:, 0])
     known = torch.zeros_like(rows.decides[:, 0])
     for t in reversed(range(n_frames)):
-        cut = rows.ends[:, t] if t < n_frames - 1 else torch.ones_like(known)
+        cut = rows.ends[:, t]
         ahead = torch.where(cut, rows.next_value[:, t], ahead)
         later = torch.where(cut, 0.0, later)
         known = torch.where(cut, rows.next_known[:, t], known)

@@ -79,7 +79,9 @@ class Checkpoint:
         self._ranks = Ranks.of(rank, world_size)
         self._connected = self._ranks.connected
         self._root = Path(folder)
-        self._folder = _folder_of(self._root, self._ranks)
+        self._folder = self._root
+        if self._ranks.world_size > 1:
+            self._folder /= f"rank-{self._ranks.rank}-of-{self._ranks.world_size}"
         self._parts = parts
         self._resume = resume
         self._interruption = Interruption()
@@ -294,12 +296,6 @@ class Checkpoint:
 
     def _tell(self) -> None:
         sys.stderr.write(f"{FINISHING}\n")
-
-
-def _folder_of(root: Path, ranks: Ranks) -> Path:
-    if ranks.world_size == 1:
-        return root
-    return root / f"rank-{ranks.rank}-of-{ranks.world_size}"
 
 
 def _files(folder: Path) -> list[Path]:

@@ -124,7 +124,10 @@ def evaluate_policy(
     if final:
         seed, count = FINAL_SEED, options.final_episodes
     about = json.loads(json.dumps({**about, "frames": frames, "seed": seed}))
-    record = _noted(folder, about)
+    noted = folder.read_json(EPISODES)
+    record = None
+    if noted is not None and noted["about"] == about:  # It was interrupted.
+        record = EvaluationRecord(**noted["record"])
     saved = time.monotonic()
     episodes = evaluator.environments
     while record is None or len(record.lengths) < count:
@@ -140,14 +143,6 @@ def evaluate_policy(
             saved = now
     (folder.path / EPISODES).unlink(missing_ok=True)
     return record
-
-
-def _noted(folder: RunFolder, about: Any) -> EvaluationRecord | None:
-    """Return the episodes of an evaluation that was interrupted."""
-    noted = folder.read_json(EPISODES)
-    if noted is None or noted["about"] != about:
-        return None
-    return EvaluationRecord(**noted["record"])
 
 
 def _played(

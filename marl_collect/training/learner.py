@@ -4,6 +4,7 @@ import abc
 import copy
 import importlib
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, final
@@ -12,6 +13,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from marl_collect.buffers.layout import TRAJ_IDS, VALID
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.first_ends import FirstEnds
 from marl_collect.core.seeding import (
@@ -20,6 +22,7 @@ from marl_collect.core.seeding import (
     set_torch_generators,
     torch_generators,
 )
+from marl_collect.core.torch_defaults import float32_on
 from marl_collect.models.saved_policy import (
     load_networks,
     policy_state,
@@ -28,7 +31,6 @@ from marl_collect.models.saved_policy import (
 )
 from marl_collect.options import nearest
 from marl_collect.training.algorithms import ALGORITHMS
-from marl_collect.training.moments import RunningMoments
 from marl_collect.training.options import Setup, TrainingOptions, policy_options
 
 Metrics = dict[str, float]
@@ -44,16 +46,19 @@ class Learner(abc.ABC):
     Attributes:
         every_task: whether the learner supports every task. Setups of the others are
             left out of a comparison if they do not fit its task.
+        skips_padding: whether batches may have padding, which the learner then ignores.
         policy: the policy that collectors use.
         policy_options: with which ``make_policy`` built it; saved with its weights.
         networks: all trained modules by name, including the policy.
         optimizer: of all their parameters.
+        frames: number of frames so far, without padding.
         updates: number of gradient steps so far.
         prefetch: whether the next batch is collected during training.
         warm_up_frames: how many frames are collected with random actions first.
     """
 
     every_task: ClassVar[bool] = True
+    skips_padding: ClassVar[bool] = False
     warm_up_frames: int | None = None
     policy: nn.Module
     networks: dict[str, nn.Module]
@@ -84,12 +89,19 @@ class Learner(abc.ABC):
         self.setup = setup
         self.options = options
         self.policy_options = policy_options(setup, options, description)
-        self.device = _available(options.device)
+        self.device = torch.device(options.device)
+        try:
+            torch.zeros(1, device=self.device).item()
+        except (AssertionError, RuntimeError, NotImplementedError) as error:
+            raise ValueError(
+                f"device {options.device!r} cannot be used: {error}"
+            ) from error
         self.generator = torch.Generator("cpu")
         self.generator.manual_seed(derive(seed, Purpose.MINIBATCHES))
         self.updates = 0
-        self._moments: dict[str, RunningMoments] = {}
-        """Of rewards, by group."""
+        self.frames = 0
+        self._moments = defaultdict[tuple[str, str], RunningMoments](RunningMoments)
+        """By what they are of, ``"reward"`` or ``"return"``, and group."""
         self._ends = FirstEnds(description)
 
     @classmethod
@@ -139,18 +151,76 @@ class Learner(abc.ABC):
         return False
 
     @final
-    def note_first_ends(self, batch: TensorDictBase) -> None:
-        """Warn once if episodes of the batch end with their first agent."""
-        self._ends.look(batch["next"].get)
-
-    @abc.abstractmethod
+    @float32_on("cpu")
     def update(self, batch: TensorDictBase, progress: float) -> Metrics:
         """Learn from a batch and return metrics, such as mean losses.
 
         Args:
-            batch: ``[B, T]`` from a collector; not modified.
+            batch: ``[B, T]`` from a collector, with a row for each environment or, with
+                ``trajs_per_batch`` or ``split_trajs``, for each trajectory; not
+                modified. Padding, where ``("collector", "mask")`` is False, has no
+                influence on anything that is learnt.
             progress: share of the run's frames collected so far, in [0, 1].
+
+        Raises:
+            ValueError: if the batch has another form, or lacks next observations; says
+                what to pass.
+            NotFiniteError: if a reward or a gradient is NaN or infinite.
         """
+        valid = self._checked(batch)
+        self.frames += int(valid.sum())
+        self._ends.look(lambda key: batch["next"].get(key)[valid])
+        return self.learn(batch, progress)
+
+    @abc.abstractmethod
+    def learn(self, batch: TensorDictBase, progress: float) -> Metrics:
+        """Do what ``update`` says, with a batch that was checked."""
+
+    def _checked(self, batch: TensorDictBase) -> Tensor:
+        """Return which frames are valid, bool ``[B, T]``.
+
+        Raises:
+            ValueError: see ``update``.
+        """
+        problem = ""
+        size, valid = list(batch.shape), batch.get(VALID, None)
+        ids = batch.get(TRAJ_IDS, None)
+        if batch.ndim != 2:
+            problem = (
+                f"has the batch size {size}: omit cat_results, and pass "
+                'traj_format="padded" for whole trajectories'
+            )
+        elif batch.names[0] == "time":
+            problem = f"is [T, B] = {size}: pass batch.transpose(0, 1)"
+        elif any(
+            "observation" not in batch["next", name].keys()
+            for name in self.description.groups
+        ):
+            problem = "has no next observations: pass restore_next(batch)"
+        elif valid is None:
+            valid = torch.ones(
+                size, dtype=torch.bool, device=batch["next", "done"].device
+            )
+        elif not self.skips_padding:
+            problem = (
+                'has padding, where ("collector", "mask") is False: omit '
+                "trajs_per_batch, split_trajs, preemptive_threshold and lists of "
+                "frames_per_batch"
+            )
+        elif (valid[:, 1:] & ~valid[:, :-1]).any():
+            problem = 'has valid frames after padding in ("collector", "mask")'
+        if not problem and ids is not None:
+            environments = ids >> 32
+            if ((environments != environments[:, :1]) & valid).any():
+                problem = (
+                    "has frames of several environments in a row: omit cat_results"
+                )
+        if problem:
+            raise ValueError(
+                f"{type(self).__name__} learns from batches [B, T], but this one "
+                f"{problem}."
+            )
+        return valid
 
     @abc.abstractmethod
     def loss(self, minibatch: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -175,20 +245,37 @@ class Learner(abc.ABC):
         return {
             "networks": {name: net.state_dict() for name, net in modules.items()},
             "optimizer": self.optimizer.state_dict(),
+            "groups": self._groups,
+            "frames": self.frames,
             "updates": self.updates,
-            "moments": {name: m.state_dict() for name, m in self._moments.items()},
+            "moments": {key: m.state_dict() for key, m in self._moments.items()},
             "generator": self.generator.get_state(),
             **torch_generators(),
         }
 
+    @property
+    def _groups(self) -> dict[str, str]:
+        """What the state depends on of each group of the environment."""
+        return {
+            name: f"{group.n_agents} agents, observation {group.observation}, "
+            f"action {group.action}{', action masks' if group.action_mask else ''}"
+            for name, group in self.description.groups.items()
+        }
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a ``state_dict`` of the same setup and networks.
+        """Restore a ``state_dict`` of the same environment, setup and networks.
 
         The options stay those of this learner, such as the learning rate.
 
         Raises:
+            ValueError: if the environment has other groups; nothing is changed.
             RuntimeError: if a network has other weights; nothing is changed.
         """
+        if state["groups"] != self._groups:
+            raise ValueError(
+                f"The state is of a learner for the groups {state['groups']}, but this "
+                f"environment has {self._groups}."
+            )
         modules = self.networks | self.untrained
         for parts in (copy.deepcopy(modules), modules):  # The copies may be refused.
             for name, net in parts.items():
@@ -196,10 +283,10 @@ class Learner(abc.ABC):
         own = {"param_groups": self.optimizer.state_dict()["param_groups"]}
         self.optimizer.load_state_dict({**state["optimizer"], **own})
         self.updates = state["updates"]
-        self._moments = {}
-        for name, moments in state["moments"].items():
-            self._moments[name] = RunningMoments()
-            self._moments[name].load_state_dict(moments)
+        self.frames = state["frames"]
+        self._moments.clear()
+        for key, moments in state["moments"].items():
+            self._moments[key].load_state_dict(moments)
         self.generator.set_state(state["generator"])
         set_torch_generators(state)
 
@@ -250,13 +337,13 @@ class Learner(abc.ABC):
     def _note_rewards(self, group: str, rewards: Tensor) -> None:
         """Add a group's new rewards to those that standardise them."""
         if self.options.standardise_rewards:
-            self._moments.setdefault(group, RunningMoments()).add(rewards)
+            self._moments["reward", group].add(rewards)
 
     @final
     def _scaled(self, group: str, rewards: Tensor) -> Tensor:
         """Return rewards of a group, standardised if the options say so, and scaled."""
         if self.options.standardise_rewards:
-            rewards = self._moments[group].standardise(rewards)
+            rewards = self._moments["reward", group].standardise(rewards)
         return rewards * self.options.reward_scale
 
     @final
@@ -337,20 +424,6 @@ def learner_of(algorithm: str) -> type[Learner]:
     return learner
 
 
-def _available(name: str) -> torch.device:
-    """Return a device, after computing on it.
-
-    Raises:
-        ValueError: if that fails; says why.
-    """
-    device = torch.device(name)
-    try:
-        torch.zeros(1, device=device).item()
-    except (AssertionError, RuntimeError, NotImplementedError) as error:
-        raise ValueError(f"device {name!r} cannot be used: {error}") from error
-    return device
-
-
 def team_reward(batch: TensorDictBase, description: EnvDescription) -> Tensor:
     """Return the rewards summed over all agents of all groups, ``[*B, 1]``."""
     sums = [batch["next", name, "reward"].sum(-2) for name in description.groups]
@@ -367,11 +440,6 @@ def each_once(rewards: Tensor, done: Tensor, *, team: bool) -> Tensor:
             frame, not once per agent.
     """
     return rewards[..., 0, :].flatten() if team else rewards[~done]
-
-
-def n_agents(description: EnvDescription) -> int:
-    """Return the number of agents in all groups."""
-    return sum(group.n_agents for group in description.groups.values())
 
 
 def training_rewards(
@@ -397,8 +465,75 @@ def training_rewards(
             )
     if not team:
         return rewards
-    mean = team_reward(data, description) / n_agents(description)
+    count = sum(group.n_agents for group in description.groups.values())
+    mean = team_reward(data, description) / count
     return {
         name: mean.unsqueeze(-2).expand_as(reward).contiguous()
         for name, reward in rewards.items()
     }
+
+
+def trajectory_ids(batch: TensorDictBase) -> Tensor:
+    """Return the numbers of the trajectories of a batch, int64 ``[B, T]``.
+
+    Raises:
+        ValueError: if the batch has none; says what to pass.
+    """
+    ids: Tensor | None = batch.get(TRAJ_IDS, None)
+    if ids is None:
+        raise ValueError(
+            "The batch does not say which trajectories its frames belong to: omit "
+            "track_traj_ids=False."
+        )
+    return ids
+
+
+@final
+class RunningMoments:
+    """Mean and standard deviation of all numbers that were added.
+
+    Source:
+        Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for
+        Computing Sample Variances", COMPSTAT 1982.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._mean = 0.0
+        self._squares = 0.0  # Sum of the squared deviations from the mean.
+
+    def add(self, numbers: Tensor) -> None:
+        """Add numbers of any shape."""
+        count = numbers.numel()
+        if not count:
+            return
+        numbers = numbers.double()
+        mean = float(numbers.mean())
+        squares = float((numbers - mean).square().sum())
+        total, apart = self._count + count, mean - self._mean
+        self._squares += squares + apart**2 * self._count * count / total
+        self._mean += apart * count / total
+        self._count = total
+
+    @property
+    def mean(self) -> float:
+        """The mean; 0 without numbers."""
+        return self._mean
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation; 1 if all numbers are equal."""
+        return math.sqrt(self._squares / max(1, self._count)) or 1.0
+
+    def standardise(self, numbers: Tensor) -> Tensor:
+        """Subtract the mean and divide by the standard deviation."""
+        return (numbers - self.mean) / self.deviation
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the count, the mean and the sum of squared deviations."""
+        return {"count": self._count, "mean": self._mean, "squares": self._squares}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restore a ``state_dict``."""
+        self._count = int(state["count"])
+        self._mean, self._squares = state["mean"], state["squares"]

@@ -136,13 +136,6 @@ class PPOOptions(Options):
             "are then divided by their standard deviation"
         ),
     ] = True
-    bootstrap_limits: Annotated[
-        bool,
-        Option(
-            "whether a state in which a time limit ends the episode has a value, as in "
-            "an episode that goes on; otherwise the limit is an end like others"
-        ),
-    ] = True
     huber_delta: Annotated[
         float | None,
         Option(
@@ -199,9 +192,8 @@ class PPOOptions(Options):
         int,
         Option(
             "frames of the sequences that recurrent networks train on. They begin with "
-            "the stored states. If the frames of an environment in a batch are not a "
-            "multiple, the largest divisor below is used; one below half of it is an "
-            "error",
+            "the stored states. The last one of an environment in a batch may be "
+            "shorter",
             at_least=1,
         ),
     ] = 32
@@ -247,13 +239,6 @@ class ValueOptions(Options):
             "target network tells; otherwise the target network does both"
         ),
     ] = False
-    bootstrap_limits: Annotated[
-        bool,
-        Option(
-            "whether a state in which a time limit ends the episode has a value, as in "
-            "an episode that goes on; otherwise the limit is an end like others"
-        ),
-    ] = True
     tau: Annotated[
         float,
         Option(
@@ -359,6 +344,13 @@ class TrainingOptions(Options):
             "are scaled"
         ),
     ] = False
+    bootstrap_limits: Annotated[
+        bool,
+        Option(
+            "whether a state in which a time limit ends the episode has a value, as in "
+            "an episode that goes on; otherwise the limit is an end like others"
+        ),
+    ] = True
     num_cells: Annotated[
         Sequence[int], Option("units of the hidden layers", at_least=1)
     ] = (64, 64)

@@ -42,7 +42,15 @@ def plot_curves(
     Raises:
         ImportError: if matplotlib is not installed.
     """
-    _save(curves(runs, title, random, baselines), path)
+    figure = curves(runs, title, random, baselines)
+    with named_if_full(path):
+        figure.savefig(path, dpi=120)
+    from matplotlib import rc_context
+
+    pdf = path.with_suffix(".pdf")
+    # Publishers refuse fonts of Type 3.
+    with rc_context({"pdf.fonttype": 42}), named_if_full(pdf):
+        figure.savefig(pdf)
 
 
 def curves(
@@ -69,8 +77,13 @@ def curves(
     with imports_of("plot", "A picture"):
         from matplotlib.text import Text
     setups_of_runs = by_setup(runs)
-    panels, colours = _panels(setups_of_runs), _colours(setups_of_runs)
-    lines = _lines(random, baselines)
+    panels = _panels(setups_of_runs)
+    # The same in all pictures of a comparison.
+    colours = {name: f"C{k % 10}" for k, name in enumerate(sorted(setups_of_runs))}
+    levels = dict(baselines or {})
+    if random is not None:
+        levels["random actions"] = random.team
+    lines = {f"{label} {value:.1f}": value for label, value in levels.items()}
     figure, grid = _figure(len(panels))
     shown = [value for group in panels.values() for value in _levels(group)]
     low, high = _limits(shown, list(lines.values()))
@@ -139,18 +152,6 @@ def _figure(panels: int) -> tuple["Figure", list[Any]]:
     return figure, grid[:panels]
 
 
-def _save(figure: "Figure", path: Path) -> None:
-    """Write a picture, and a PDF beside it for a paper."""
-    from matplotlib import rc_context
-
-    with named_if_full(path):
-        figure.savefig(path, dpi=120)
-    pdf = path.with_suffix(".pdf")
-    # Publishers refuse fonts of Type 3.
-    with rc_context({"pdf.fonttype": 42}), named_if_full(pdf):
-        figure.savefig(pdf)
-
-
 def _panels(setups: Mapping[str, list[Run]]) -> dict[str, dict[str, list[Run]]]:
     """Return the setups of each panel by its title."""
     if len(setups) <= _MOST_LINES:
@@ -162,15 +163,6 @@ def _panels(setups: Mapping[str, list[Run]]) -> dict[str, dict[str, list[Run]]]:
     single = [algorithm for algorithm, lines in panels.items() if len(lines) == 1]
     shared = {name: run for one in single for name, run in panels.pop(one).items()}
     return {**panels, ", ".join(single): shared} if single else panels
-
-
-def _lines(
-    random: EvaluationRecord | None, baselines: Baselines | None
-) -> dict[str, float]:
-    lines = dict(baselines or {})
-    if random is not None:
-        lines["random actions"] = random.team
-    return {f"{label} {value:.1f}": value for label, value in lines.items()}
 
 
 def _levels(setups: Mapping[str, list[Run]]) -> list[float]:
@@ -203,11 +195,6 @@ def _limits(values: Sequence[float], lines: Sequence[float]) -> tuple[float, flo
     high = max([*values, *lines])
     margin = 0.08 * (high - low) or 1.0
     return low - margin, high + margin
-
-
-def _colours(setups: Mapping[str, Any]) -> dict[str, str]:
-    """Return the colour of each setup, the same in all pictures of a comparison."""
-    return {name: f"C{index % 10}" for index, name in enumerate(sorted(setups))}
 
 
 def _draw(axes: Any, runs: Sequence[Run], setup: str, index: int, colour: str) -> None:

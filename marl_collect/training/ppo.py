@@ -22,6 +22,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from typing_extensions import override
 
+from marl_collect.buffers.layout import TRAJ_IDS, VALID
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.signature import ACTS
 from marl_collect.core.tensordicts import key_path, take_rows
@@ -39,8 +40,8 @@ from marl_collect.training.learner import (
     Metrics,
     each_once,
     training_rewards,
+    trajectory_ids,
 )
-from marl_collect.training.moments import RunningMoments
 from marl_collect.training.options import Setup, TrainingOptions, network_options
 
 _OBSERVED_AT_ONCE = 8_000_000
@@ -68,6 +69,8 @@ class PPOLearner(Learner):
     otherwise the same.
     """
 
+    skips_padding = True
+
     @float32_on("cpu")
     def __init__(
         self,
@@ -86,8 +89,6 @@ class PPOLearner(Learner):
         self.ppo = options.ppo
         self._once = setup.algorithm in _ACTOR_CRITIC
         """Whether each batch is learnt from in a single step."""
-        if options.recurrent is not None:
-            _check_sequences(options)
         self.prefetch = options.ppo.prefetch
         self.policy = make_policy(description, **self.policy_options).to(self.device)
         shared = network_options(setup, options, description)
@@ -102,17 +103,20 @@ class PPOLearner(Learner):
                 _orthogonalise(self._policy_of(name), gain, last=self.ppo.policy_gain)
             _orthogonalise(self.critic, gain)
         self._values = list(self.critic.out_keys)
-        # The critic's state after the last batch, with which the next one begins.
-        self._state: dict[Any, Tensor] = {}
+        self._states: dict[int, dict[Any, Tensor]] = {}
+        """The critic's states after the last batch, by index of the environment."""
         self.networks = {"policy": self.policy, "critic": self.critic}
         self.optimizer = self._adam(self.ppo.lr, eps=1e-5)
         self.target: nn.Module | None = None
         """The target critic, if there is one."""
         if self.ppo.target_tau is not None:
-            _check_target(options)
+            if options.recurrent is not None and self.ppo.recurrent_critic:
+                raise ValueError(
+                    f"ppo.target_tau is {self.ppo.target_tau}, but a target critic "
+                    f"cannot have memory and recurrent is {options.recurrent!r}. Use "
+                    "ppo.recurrent_critic=false."
+                )
             self.target = copy.deepcopy(self.critic).requires_grad_(requires_grad=False)
-        self._returns = {name: RunningMoments() for name in description.groups}
-        """Of the returns that the critic has learnt, with ``normalise_values``."""
 
     @classmethod
     @override
@@ -136,15 +140,14 @@ class PPOLearner(Learner):
             return True
         return setting.startswith("value.")
 
-    @float32_on("cpu")
-    def update(self, batch: TensorDictBase, progress: float) -> Metrics:
-        """Train on the batch for several epochs of minibatches."""
-        self.note_first_ends(batch)
+    @override
+    def learn(self, batch: TensorDictBase, progress: float) -> Metrics:
         share = 1 - progress if self.ppo.anneal else 1
         rates = (self.ppo.lr, self.ppo.critic_lr or self.ppo.lr)
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = share * rate
-        data, self._state = self._prepared(batch)
+        data, states = self._prepared(batch)
+        self._states |= states
         size = max(1, self.ppo.minibatch_frames // data[:1].numel())
         epochs = self.ppo.epochs
         if self._once:
@@ -197,7 +200,7 @@ class PPOLearner(Learner):
         ``advantages.py`` has the rule for agents that wait or died.
 
         Returns:
-            Frames ``[B * T]``, or sequences ``[S, sequence_frames]`` with their first
+            Frames ``[N]``, or sequences ``[S, sequence_frames]`` with their first
             states if the networks are recurrent.
 
         Raises:
@@ -207,47 +210,56 @@ class PPOLearner(Learner):
 
     def _prepared(
         self, batch: TensorDictBase
-    ) -> tuple[TensorDictBase, dict[Any, Tensor]]:
-        """Return the data for the loss, and the critic's state after the batch."""
+    ) -> tuple[TensorDictBase, dict[int, dict[Any, Tensor]]]:
+        """Return the data for the loss, and the critic's states after the batch."""
+        recurrent = self.options.recurrent is not None
+        length = min(self.ppo.sequence_frames, batch.shape[1]) if recurrent else 1
         data = batch.select(*self._inputs(batch)).to(self.device)
+        data, inside = _filled(data, batch.get(VALID, None), length)
         team = self.options.reward == "team"
         rewards = training_rewards(data, self.description, team=team)
         for name, reward in rewards.items():
-            once = each_once(reward, data[name, "done"], team=team)
+            once = each_once(reward[inside], data[name, "done"][inside], team=team)
             self._note_rewards(name, once)
             data["next", name, "reward"] = self._scaled(name, reward)
         with torch.no_grad():
-            state = self._write_values(data)
+            states = self._write_values(data, inside)
             judged = data
             if self.target is not None:
                 judged = data.copy()
                 for td in (judged, judged["next"]):
                     self._criticise(self.target, td, self._frames_at_once(data))
-            write_advantages(data, judged, self.description, self.options)
-        for name, moments in self._returns.items():
-            if self.ppo.normalise_values:
-                mean, deviation = self._unit(name)
-                output = (data[name, "state_value"] - mean) / deviation
-                moments.add(data[name, "value_target"][data[name, TRAINED]])
-                # In the unit of the values to come: what is clipped is the output.
-                mean, deviation = self._unit(name)
-                data[name, "state_value"] = mean + deviation * output
+            write_advantages(data, judged, inside, self.description, self.options)
+        for name in self.description.groups if self.ppo.normalise_values else ():
+            mean, deviation = self._unit(name)
+            output = (data[name, "state_value"] - mean) / deviation
+            targets = data[name, "value_target"][data[name, TRAINED]]
+            self._moments["return", name].add(targets)
+            # In the unit of the values to come: what is clipped is the output.
+            mean, deviation = self._unit(name)
+            data[name, "state_value"] = mean + deviation * output
         if not any(data[name, TRAINED].any() for name in self.description.groups):
             raise ValueError(
-                f"No action in the batch has a known outcome: with {data.shape[1]} "
+                f"No action in the batch has a known outcome: with {batch.shape[1]} "
                 "frames per environment, no agent gets its next turn in the same "
                 "batch. Raise frames_per_batch, or use fewer environments."
             )
-        data = data.exclude("next")
-        if self.options.recurrent is None:
-            return data.reshape(-1), state
-        length = _sequence_length(data.shape[1], self.ppo.sequence_frames)
-        return data.reshape(-1, length), state
+        data = data.exclude("next", "collector")
+        data = data.reshape(-1, length) if recurrent else data.reshape(-1)
+        begins = inside.reshape(-1, length)[:, 0]
+        if not begins.all():
+            data = take_rows(data, begins.nonzero().squeeze(-1))
+        return data, states
 
-    def _write_values(self, data: TensorDictBase) -> dict[Any, Tensor]:
+    def _write_values(
+        self, data: TensorDictBase, inside: Tensor
+    ) -> dict[int, dict[Any, Tensor]]:
         """Write values at the root and under ``next``.
 
         For a recurrent critic, also write its state before each frame.
+
+        Returns:
+            The critic's state after the last frame of each environment, by its index.
         """
         at_once = self._frames_at_once(data)
         modules = [m for m in self.critic.modules() if isinstance(m, RecurrentModule)]
@@ -256,11 +268,13 @@ class PPOLearner(Learner):
             self._criticise(self.critic, data["next"], at_once)
             return {}
         shapes = {k: s for m in modules for k, s in m.state_shapes.items()}
+        environments = (data[TRAJ_IDS][:, 0] >> 32).tolist()
         before = {}
         for key, shape in shapes.items():
             data[key] = torch.zeros(*data.shape, *shape, device=self.device)
-            if key in self._state and len(self._state[key]) == len(data):
-                before[key] = self._state[key]
+            zeros = {key: data[key][0, 0]}
+            states = [self._states.get(index, zeros)[key] for index in environments]
+            before[key] = torch.stack([state.to(self.device) for state in states])
         length = min(data.shape[1], at_once)
         outputs: list[TensorDictBase] = []
         for part in data.split(length, 1):
@@ -275,9 +289,15 @@ class PPOLearner(Learner):
         data.update(whole)
         for key in shapes:
             data[key][:, 1:] = data["next"][key][:, :-1]
+        at = torch.arange(len(data), device=self.device), inside.sum(1) - 1
+        after = {key: data["next"][key][at] for key in shapes}
         # Single steps, each from the state before it.
         self._criticise(self.critic, data["next"], at_once)
-        return {key: state.clone() for key, state in before.items()}
+        # Of several trajectories of an environment, the last one goes on.
+        return {
+            index: {key: state[row] for key, state in after.items()}
+            for row, index in enumerate(environments)
+        }
 
     def _criticise(self, critic: Any, data: TensorDictBase, at_once: int) -> None:
         """Write a critic's outputs for all frames, computed a few at a time."""
@@ -309,18 +329,14 @@ class PPOLearner(Learner):
         return max(1, min(self.ppo.minibatch_frames, most))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that an exact resume needs, with the critic's state."""
-        returns = {name: m.state_dict() for name, m in self._returns.items()}
-        own = {"critic_state": dict(self._state), "returns": returns}
-        return super().state_dict() | own
+        """Return everything that an exact resume needs, with the critic's states."""
+        return super().state_dict() | {"critic_states": dict(self._states)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a ``state_dict``, with the critic's state."""
-        critic_state, returns = dict(state["critic_state"]), state["returns"]
+        """Restore a ``state_dict``, with the critic's states."""
+        states = dict(state["critic_states"])
         super().load_state_dict(state)
-        self._state = critic_state
-        for name, moments in self._returns.items():
-            moments.load_state_dict(returns[name])
+        self._states = states
 
     def loss(self, minibatch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the sum of the groups' losses, and the groups' mean metrics.
@@ -415,7 +431,7 @@ class PPOLearner(Learner):
 
     def _unit(self, group: str) -> tuple[float, float]:
         """Return the mean and the standard deviation of what the critic learns."""
-        moments = self._returns[group]
+        moments = self._moments["return", group]
         return moments.mean, moments.deviation
 
     def _inputs(self, batch: TensorDictBase) -> list[Any]:
@@ -436,6 +452,9 @@ class PPOLearner(Learner):
                 keys.add(("next", name, "mask"))
         if self.options.recurrent is not None:
             keys.add("is_init")
+            if self.ppo.recurrent_critic:
+                trajectory_ids(batch)
+                keys.add(TRAJ_IDS)
         return list(keys)
 
 
@@ -485,40 +504,28 @@ def _entropy(dist: Any) -> Tensor:
     return entropy
 
 
-def _sequence_length(frames: int, most: int) -> int:
-    """Return the largest divisor of ``frames`` that is at most ``most``."""
-    return next(n for n in range(min(most, frames), 0, -1) if frames % n == 0)
+def _filled(
+    data: TensorDictBase, valid: Tensor | None, length: int
+) -> tuple[TensorDictBase, Tensor]:
+    """Return rows of whole sequences, and which of their frames are not padding.
 
+    Padding repeats the last valid frame of a row, so that no network reads anything
+    that no environment returned. Rows without a valid frame are left out.
 
-def _check_target(options: TrainingOptions) -> None:
-    """Check that a target critic has no memory.
-
-    Raises:
-        ValueError: if it had.
+    Args:
+        data: ``[B, T]``.
+        valid: which frames are, bool ``[B, T]``; None for all.
+        length: of the sequences.
     """
-    if options.recurrent is not None and options.ppo.recurrent_critic:
-        raise ValueError(
-            f"ppo.target_tau is {options.ppo.target_tau}, but a target critic cannot "
-            f"have memory and recurrent is {options.recurrent!r}. Use "
-            "ppo.recurrent_critic=false."
-        )
-
-
-def _check_sequences(options: TrainingOptions) -> None:
-    """Check that the frames of an environment can be divided into long sequences.
-
-    Raises:
-        ValueError: if these are shorter than half of what was asked for.
-    """
-    environments = options.workers * options.envs_per_worker
-    frames = -(-options.frames_per_batch // environments)
-    most = options.ppo.sequence_frames
-    length = _sequence_length(frames, most)
-    if 2 * length < min(most, frames):
-        whole = environments * most * -(-frames // most)
-        raise ValueError(
-            f"ppo.sequence_frames is {most}, but each of the {environments} "
-            f"environments has {frames} frames in a batch, which can be divided into "
-            f"sequences of {length} at most. Use frames_per_batch={whole}, or other "
-            "numbers of workers or environments."
-        )
+    n_rows, frames = data.shape
+    steps = torch.arange(-(-frames // length) * length, device=data.device)
+    counts = torch.full((n_rows,), frames, device=data.device)
+    if valid is not None:
+        counts = valid.to(data.device).sum(1)
+    elif len(steps) == frames:
+        return data, torch.ones(data.shape, dtype=torch.bool, device=data.device)
+    (rows,) = counts.nonzero(as_tuple=True)
+    counts = counts[rows].unsqueeze(-1)
+    index = rows.unsqueeze(-1) * frames + torch.minimum(steps, counts - 1)
+    filled = take_rows(data.reshape(-1), index.flatten()).reshape(index.shape)
+    return filled, steps < counts

@@ -130,6 +130,7 @@ _EPYMARL = {
     "gamma": 0.99,
     "reward": "team",  # Standardised, so that the sum is the same as the mean.
     "standardise_rewards": True,
+    "bootstrap_limits": False,
     "activation": "relu",
     "eval_interval": 50_000,
     "eval_episodes": 100,
@@ -146,7 +147,6 @@ _EPYMARL_VALUES = _EPYMARL | {
     "value.episodes_per_update": 1,
     "value.warm_up_frames": Episodes(32),  # Until a minibatch can be drawn.
     "value.double_q": True,
-    "value.bootstrap_limits": False,
     "value.tau": 1.0,
     "value.target_interval": 200,
     "value.max_grad_norm": 10.0,
@@ -176,7 +176,6 @@ _EPYMARL_PPO = (
         "ppo.target_tau": 0.01,
         "ppo.recurrent_critic": False,
         "ppo.normalise_advantages": False,
-        "ppo.bootstrap_limits": False,
     }
 )
 _EPYMARL_A2C = {
@@ -226,7 +225,7 @@ _ON_POLICY = {
     "ppo.normalise_values": True,
     "ppo.orthogonal": True,
     "ppo.policy_gain": 0.01,
-    "ppo.bootstrap_limits": False,
+    "bootstrap_limits": False,
 }
 PRESETS: Final[Mapping[str, Preset]] = {
     "epymarl": Preset(
@@ -264,7 +263,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
         {
             "mappo": "no normalisation of observations and layers; values are "
             "standardised by the moments of all returns, not by moving averages; "
-            "sequences have 5 frames instead of 10, because episodes have 25"
+            "every third sequence has 5 frames instead of 10, because episodes have 25"
         },
     ),
 }

@@ -39,6 +39,8 @@ class ReplayBuffer:
             """Number of the first frame of each environment's latest episode."""
             self._ids = torch.empty(0, dtype=torch.long)
             """Number of this episode, as the collector counts them."""
+            self._environments = torch.empty(0, dtype=torch.long)
+            """Index of each environment."""
 
     def __len__(self) -> int:
         """Return the number of frames in the buffer."""
@@ -58,15 +60,25 @@ class ReplayBuffer:
 
         Raises:
             ValueError: if the number of environments changes, or if whole episodes are
-                drawn and an episode of the batch does not fit into its ring.
+                drawn and the batch is of other environments, or an episode of the batch
+                does not fit into its ring.
         """
         n_envs, n_frames = ends.shape
+        environments = ids[:, 0].cpu() >> 32
         if not self._columns:
             self._allocate(data, n_envs)
+            self._environments = environments
         if n_envs != len(self._begins):
             raise ValueError(
                 f"Batches come from {len(self._begins)} environments, but this one "
                 f"comes from {n_envs}. Use the same collector, or a new learner."
+            )
+        if self.whole and not torch.equal(environments, self._environments):
+            raise ValueError(
+                "Whole episodes are replayed, so all batches must be of the same "
+                f"environments, but after {self._environments.tolist()} this one is of "
+                f"{environments.tolist()}: use a Collector or MultiSyncCollector, or "
+                "trajs_per_batch."
             )
         length, stop = self._length, self._collected + n_frames
         fits = min(n_frames, length)
@@ -147,6 +159,7 @@ class ReplayBuffer:
             "episodes": self._episodes,
             "begins": self._begins,
             "ids": self._ids,
+            "environments": self._environments,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -165,6 +178,7 @@ class ReplayBuffer:
         self._collected = state["collected"]
         self._episodes = state["episodes"]
         self._begins, self._ids = state["begins"], state["ids"]
+        self._environments = state["environments"]
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Check that a ``state_dict`` fits.

@@ -14,7 +14,6 @@ import torch
 
 from marl_collect.collectors import MultiSyncCollector
 from marl_collect.core.description import EnvDescription
-from marl_collect.evaluation.evaluator import Evaluator
 from marl_collect.models.saved_policy import BEST, CONFIG, load_networks, policy_state
 from marl_collect.programs.interruption import Interruption
 from marl_collect.training import checkpoint
@@ -71,16 +70,6 @@ class Watcher:
 
     def failed(self, error: Exception) -> None:
         """Handle the end of a run that cannot go on."""
-
-
-@dataclass(frozen=True)
-class _Job:
-    """What a run has while it trains."""
-
-    learner: Learner
-    collector: MultiSyncCollector
-    evaluator: Evaluator
-    events: EventWriter
 
 
 def make_learner(
@@ -169,53 +158,48 @@ class Trainer:
             options = self.options
             if self.folder.has_progress:  # The checkpoint has the weights.
                 options = replace(options, initial=None)
-            learner = make_learner(
+            self._learner = make_learner(
                 self.task.description, self.setup, options, self.seed
             )
             with (
-                EventWriter(self.folder.path) as events,
-                self._collector(learner) as collector,
+                EventWriter(self.folder.path) as self._events,
+                MultiSyncCollector(
+                    self.task.factory,
+                    self._learner.policy,
+                    frames_per_batch=options.frames_per_batch,
+                    total_frames=options.frames,
+                    num_workers=options.workers,
+                    envs_per_worker=options.envs_per_worker,
+                    max_frames_per_traj=options.max_frames_per_traj,
+                    init_random_frames=self._learner.warm_up_frames,
+                    prefetch=self._learner.prefetch,
+                    seed=self.seed,
+                    # A run is of one process, also if torchrun has started it.
+                    rank=0,
+                    world_size=1,
+                ) as self._collector,
                 evaluator_of(
-                    learner.policy, self.task.factory, self.options
-                ) as evaluator,
+                    self._learner.policy, self.task.factory, options
+                ) as self._evaluator,
             ):
-                job = _Job(learner, collector, evaluator, events)
-                self._restore(job)
-                self._loop(job)
-                return self._finish(job)
+                self._restore()
+                self._loop()
+                return self._finish()
 
-    def _collector(self, learner: Learner) -> MultiSyncCollector:
-        options = self.options
-        return MultiSyncCollector(
-            self.task.factory,
-            learner.policy,
-            frames_per_batch=options.frames_per_batch,
-            total_frames=options.frames,
-            num_workers=options.workers,
-            envs_per_worker=options.envs_per_worker,
-            max_frames_per_traj=options.max_frames_per_traj,
-            init_random_frames=learner.warm_up_frames,
-            prefetch=learner.prefetch,
-            seed=self.seed,
-            # A run is of one process, also if torchrun has started it.
-            rank=0,
-            world_size=1,
-        )
-
-    def _loop(self, job: _Job) -> None:
-        self._evaluate_if_due(job)
-        while job.collector.frames < self.options.frames:
+    def _loop(self) -> None:
+        self._evaluate_if_due()
+        while self._collector.frames < self.options.frames:
             with self._interruption.deferred(self._watcher.interrupted):
-                self._train(job)
+                self._train()
                 late = time.monotonic() - self._saved > checkpoint.SAVE_SECONDS
                 if late or self._interruption.happened:
-                    self._save(job)
+                    self._save()
             self._interruption.raise_if_happened()
-            self._evaluate_if_due(job)
+            self._evaluate_if_due()
 
-    def _train(self, job: _Job) -> None:
+    def _train(self) -> None:
         """Collect a batch and train on it."""
-        learner, collector = job.learner, job.collector
+        learner, collector = self._learner, self._collector
         before = time.perf_counter()
         batch = collector.next()
         assert batch is not None  # There are frames left.
@@ -227,27 +211,27 @@ class Trainer:
         self._seconds["training"] += time.perf_counter() - before
         del batch
         collector.update_policy_weights_()
-        self._log(job, metrics)
+        self._log(metrics)
 
-    def _evaluate_if_due(self, job: _Job) -> None:
-        frames = job.collector.frames
+    def _evaluate_if_due(self) -> None:
+        frames = self._collector.frames
         if self._evaluations:
             last = self._evaluations[-1].frames
             ended = frames >= self.options.frames
             if last == frames or (frames < self._due(last) and not ended):
                 return
-            self._save(job)  # An evaluation can take long.
-        self._evaluate(job, frames)
+            self._save()  # An evaluation can take long.
+        self._evaluate(frames)
         if frames:  # Without a checkpoint a run begins again.
-            self._save(job)
+            self._save()
 
     def _due(self, frames: int) -> int:
         """Return the first multiple of the interval after ``frames``."""
         interval = self.options.eval_interval
         return (frames // interval + 1) * interval
 
-    def _log(self, job: _Job, metrics: dict[str, float]) -> None:
-        frames, stats = job.collector.frames, job.collector.stats()
+    def _log(self, metrics: dict[str, float]) -> None:
+        frames, stats = self._collector.frames, self._collector.stats()
         row: dict[str, float] = {
             "frames": frames,
             "episodes": stats["episodes"],
@@ -259,12 +243,12 @@ class Trainer:
         }
         self.folder.add_row(row)
         self._rows += 1
-        job.events.add(row, frames)
+        self._events.add(row, frames)
         self._watcher.progress(frames, row)
 
-    def _evaluate(self, job: _Job, frames: int) -> None:
+    def _evaluate(self, frames: int) -> None:
         before = time.perf_counter()
-        record = self._evaluated_by(job.evaluator, frames)
+        record = self._evaluated(frames)
         self._seconds["evaluating"] += time.perf_counter() - before
         # Untrained weights are the best as long as there are no others.
         trained = [w.team for w in self._evaluations if w.frames]
@@ -274,14 +258,14 @@ class Trainer:
         if record.team >= best:
             self.folder.write_checkpoint(
                 BEST,
-                self._described(job.learner)
+                self._described()
                 | {
                     "frames": frames,
-                    "networks": job.learner.state_dict()["networks"],
+                    "networks": self._learner.state_dict()["networks"],
                 },
             )
         self._write_evaluations()
-        job.events.add(
+        self._events.add(
             {
                 "evaluation/return_team": record.team,
                 "evaluation/return_agent": record.agent,
@@ -291,11 +275,9 @@ class Trainer:
         )
         self._watcher.evaluated(record)
 
-    def _evaluated_by(
-        self, evaluator: Evaluator, frames: int, *, final: bool = False
-    ) -> EvaluationRecord:
+    def _evaluated(self, frames: int, *, final: bool = False) -> EvaluationRecord:
         return evaluate_policy(
-            evaluator,
+            self._evaluator,
             self.options,
             self.folder,
             self._config(),
@@ -320,15 +302,15 @@ class Trainer:
             )
         return saved
 
-    def _described(self, learner: Learner) -> dict[str, Any]:
-        return policy_state(self.task.description, learner.policy_options)
+    def _described(self) -> dict[str, Any]:
+        return policy_state(self.task.description, self._learner.policy_options)
 
-    def _save(self, job: _Job) -> None:
-        trained = job.learner.state_dict()
-        state = self._described(job.learner) | {
+    def _save(self) -> None:
+        trained = self._learner.state_dict()
+        state = self._described() | {
             "networks": trained["networks"],  # For load_policy; saved once.
             "learner": trained,
-            "collector": job.collector.state_dict(),
+            "collector": self._collector.state_dict(),
             "rows": self._rows,
             "seconds": self._seconds,
             "windows": [asdict(w) for w in self._evaluations],
@@ -336,14 +318,14 @@ class Trainer:
         self.folder.write_checkpoint(LAST, state)
         self._saved = time.monotonic()
 
-    def _restore(self, job: _Job) -> None:
+    def _restore(self) -> None:
         state = self.folder.read_checkpoint(LAST)
         if state is None:
             self.folder.keep_rows(0)
             return
         try:
-            job.collector.load_state_dict(state["collector"])
-            job.learner.load_state_dict(state["learner"])
+            self._collector.load_state_dict(state["collector"])
+            self._learner.load_state_dict(state["learner"])
             self._rows = state["rows"]
             self._seconds = state["seconds"]
             self._evaluations = [EvaluationRecord(**w) for w in state["windows"]]
@@ -356,34 +338,31 @@ class Trainer:
         self.folder.keep_rows(self._rows)
         self._best()  # Training takes long: a missing file is reported before it.
         self._write_evaluations()
-        _LOG.info("Resumed %s at %d frames.", self.folder.path, job.collector.frames)
+        _LOG.info("Resumed %s at %d frames.", self.folder.path, self._collector.frames)
 
-    def _finish(self, job: _Job) -> dict[str, Any]:
+    def _finish(self) -> dict[str, Any]:
         """Evaluate the best and the last weights on new episodes; write the result."""
         frames = self._evaluations[-1].frames
-        last = self._evaluated_by(job.evaluator, frames, final=True)
+        last = self._evaluated(frames, final=True)
         best, saved = last, self._best()
         if saved["frames"] != frames:
-            job.learner.policy.load_state_dict(saved["networks"]["policy"])
-            best = self._evaluated_by(job.evaluator, saved["frames"], final=True)
-        parameters = sum(p.numel() for p in job.learner.policy.parameters())
+            self._learner.policy.load_state_dict(saved["networks"]["policy"])
+            best = self._evaluated(saved["frames"], final=True)
+        parameters = sum(p.numel() for p in self._learner.policy.parameters())
+        row = self.folder.rows()[-1]
+        names = ("return_team", "return_agent", "episode_length")
         result = {
             "frames": frames,
             "best": asdict(best),
             "last": asdict(last),
-            "training": self._training(),
+            # Means of the last hundred training episodes, with sampled actions.
+            "training": {name: row[name] for name in names if math.isfinite(row[name])},
             "seconds": {name: round(s, 3) for name, s in self._seconds.items()},
             "policy_parameters": parameters,
-            "updates": job.learner.updates,
+            "updates": self._learner.updates,
         }
         self.folder.write_json(RESULT, result)
         return result
-
-    def _training(self) -> dict[str, float]:
-        """Return the means of the last hundred training episodes (sampled actions)."""
-        row = self.folder.rows()[-1]
-        names = ("return_team", "return_agent", "episode_length")
-        return {name: row[name] for name in names if math.isfinite(row[name])}
 
     def _config(self) -> dict[str, Any]:
         return {

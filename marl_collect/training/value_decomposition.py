@@ -20,7 +20,9 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.buffers.layout import TRAJ_IDS, VALID
+from marl_collect.core.description import EnvDescription
+from marl_collect.core.tensordicts import take_rows
 from marl_collect.core.torch_defaults import float32_on
 from marl_collect.models import QMixer, RecurrentModule, VDNMixer, make_policy
 from marl_collect.models.group_network import GroupNetwork
@@ -33,6 +35,7 @@ from marl_collect.training.learner import (
     each_once,
     team_reward,
     training_rewards,
+    trajectory_ids,
 )
 from marl_collect.training.options import (
     Setup,
@@ -57,6 +60,7 @@ class ValueLearner(Learner):
     """
 
     every_task = False  # One group with Discrete actions.
+    skips_padding = True
 
     @float32_on("cpu")
     def __init__(
@@ -83,8 +87,30 @@ class ValueLearner(Learner):
             "epsilon": options.value.epsilon_start,
             "return_log_prob": False,
         }
-        self.name, self.group = _only_group(description, setup)
-        _check(options)
+        self.name, *others = description.groups
+        self.group = description.groups[self.name]
+        if others:
+            raise TypeError(
+                f"{setup.algorithm} learns the values of one group, but there are "
+                f"{', '.join(description.groups)}. Use ippo or mappo, or put all "
+                "agents into one group with the environment's group_map."
+            )
+        if not isinstance(self.group.action, spaces.Discrete):
+            raise TypeError(
+                f"{setup.algorithm} needs Discrete actions, but {self.name} acts in "
+                f"{self.group.action}. Use ippo or mappo."
+            )
+        if options.recurrent is not None and not _whole_episodes(options):
+            raise ValueError(
+                f"recurrent is {options.recurrent!r}, which needs whole episodes, but "
+                "value.replay is 'frames'. Use value.replay=auto."
+            )
+        if options.frames < self.value.warm_up_frames:
+            raise ValueError(
+                f"frames is {options.frames}, but training begins after "
+                f"value.warm_up_frames={self.value.warm_up_frames}. Raise one or lower "
+                "the other."
+            )
         self.apart = setup.algorithm == "iql"
         """Whether each agent's value is learnt by itself."""
         self.leaves = observation_leaves(
@@ -156,18 +182,16 @@ class ValueLearner(Learner):
     def synchronise(self) -> None:
         torch._foreach_copy_(self._targets, self._trained)
 
-    @float32_on("cpu")
-    def update(self, batch: TensorDictBase, progress: float) -> Metrics:
-        """Add the batch to the replay buffer and train on draws from it."""
-        self.note_first_ends(batch)
+    @override
+    def learn(self, batch: TensorDictBase, progress: float) -> Metrics:
+        batch = self._joined(batch)
         new_episodes = self.remember(batch)
-        frames = progress * self.options.frames
-        share = min(1.0, frames / self.value.epsilon_frames)
+        share = min(1.0, self.frames / self.value.epsilon_frames)
         start, end = self.value.epsilon_start, self.value.epsilon_end
         epsilon = start + share * (end - start)
         self._epsilon.fill_(epsilon)
         nothing = {"loss": float("nan"), "grad_norm": 0.0, "epsilon": epsilon}
-        if frames < self.value.warm_up_frames:
+        if self.frames < self.value.warm_up_frames:
             return nothing
         value = self.value
         if self.replay.whole:
@@ -186,6 +210,27 @@ class ValueLearner(Learner):
                 torch._foreach_lerp_(self._targets, self._trained, self.value.tau)
         return nothing | self._means(steps)
 
+    def _joined(self, batch: TensorDictBase) -> TensorDictBase:
+        """Return a batch with padding as one row ``[1, N]`` of its valid frames.
+
+        Raises:
+            ValueError: if whole episodes are replayed, but a row ends within one.
+        """
+        valid = batch.get(VALID, None)
+        if valid is None:
+            return batch
+        joined = take_rows(batch.reshape(-1), valid.flatten().nonzero().squeeze(-1))
+        last = valid.sum(1).cumsum(0) - 1
+        if self.replay.whole and not joined["next", "done"][last].all():
+            raise ValueError(
+                f"{self.setup.name} replays whole episodes, but a row of the batch "
+                "ends within one: pass trajs_per_batch, and omit split_trajs, "
+                "preemptive_threshold and lists of frames_per_batch."
+            )
+        # The trajectories of a row may be of several environments.
+        joined[TRAJ_IDS] = torch.zeros_like(joined["next", "done"].squeeze(-1)).long()
+        return joined.unsqueeze(0)
+
     def remember(self, batch: TensorDictBase) -> int:
         """Add what training reads of a batch ``[B, T]`` to the replay buffer.
 
@@ -200,7 +245,7 @@ class ValueLearner(Learner):
         group, after = batch[self.name], batch["next", self.name]
         acts, follows = (masks[self.name] for masks in acting(batch, [self.name]))
         end = "done"
-        if self.value.bootstrap_limits:
+        if self.options.bootstrap_limits:
             end = "terminated"
         else:
             follows = follows & ~after["done"].squeeze(-1)
@@ -238,7 +283,7 @@ class ValueLearner(Learner):
         if self.group.action_mask:
             data["legal"] = after["action_mask"]
         ends = batch["next", "done"].squeeze(-1)
-        return self.replay.extend(data, ends, batch["collector", "traj_ids"])
+        return self.replay.extend(data, ends, trajectory_ids(batch))
 
     def loss(self, minibatch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the mean squared error of the values, over what can be learnt.
@@ -399,7 +444,14 @@ class ObservationMixer(nn.Module):
             n_agents,
             hypernet_embed_dim=value.mixing_hyper_cells,
         )
-        _shrink(self.mixer, value.mixing_gain)
+        # QMIX's mixer multiplies the agents' values by functions of the state. With the
+        # default initialisation, each value counts several times in the team's value.
+        # The overestimation by the maximum over actions then grows with every target:
+        # on simple_spread, values diverged.
+        with torch.no_grad():
+            for layer in self.mixer.modules():
+                if isinstance(layer, nn.Linear):
+                    layer.weight.mul_(value.mixing_gain)
 
     def forward(self, chosen: Tensor, *observations: Tensor) -> Tensor:
         """Mix values ``[*B, n, 1]`` into ``[*B, 1]``."""
@@ -413,62 +465,8 @@ class ObservationMixer(nn.Module):
         return out
 
 
-def _shrink(mixer: nn.Module, gain: float) -> None:
-    """Multiply the weights of a mixer's layers by ``gain``, but not their biases.
-
-    QMIX's mixer multiplies the agents' values by functions of the state. With the
-    default initialisation, each value counts several times in the team's value. The
-    overestimation by the maximum over actions then grows with every target: on
-    simple_spread, values diverged.
-    """
-    with torch.no_grad():
-        for layer in mixer.modules():
-            if isinstance(layer, nn.Linear):
-                layer.weight.mul_(gain)
-
-
 def _whole_episodes(options: TrainingOptions) -> bool:
     """Return whether minibatches consist of whole episodes."""
     if options.value.replay == "auto":
         return options.recurrent is not None
     return options.value.replay == "episodes"
-
-
-def _check(options: TrainingOptions) -> None:
-    """Check what no single option can.
-
-    Raises:
-        ValueError: if recurrent networks shall be trained on frames, or if training
-            would never begin.
-    """
-    if options.recurrent is not None and not _whole_episodes(options):
-        raise ValueError(
-            f"recurrent is {options.recurrent!r}, which needs whole episodes, but "
-            "value.replay is 'frames'. Use value.replay=auto."
-        )
-    if options.frames < options.value.warm_up_frames:
-        raise ValueError(
-            f"frames is {options.frames}, but training begins after "
-            f"value.warm_up_frames={options.value.warm_up_frames}. Raise one or lower "
-            "the other."
-        )
-
-
-def _only_group(
-    description: EnvDescription, setup: Setup
-) -> tuple[str, GroupDescription]:
-    name, *others = description.groups
-    group = description.groups[name]
-    acted = group.action
-    if others:
-        raise TypeError(
-            f"{setup.algorithm} learns the values of one group, but there are "
-            f"{', '.join(description.groups)}. Use ippo or mappo, or put all agents "
-            "into one group with the environment's group_map."
-        )
-    if not isinstance(acted, spaces.Discrete):
-        raise TypeError(
-            f"{setup.algorithm} needs Discrete actions, but {name} acts in {acted}. "
-            "Use ippo or mappo."
-        )
-    return name, group

@@ -259,6 +259,11 @@ def test_a_state_without_open_frames_can_be_saved() -> None:
         ({"trajs_per_batch": 4}, {}, "this collector has no trajs_per_batch"),
         ({}, {"trajs_per_batch": 4}, "The state has no trajectories"),
         ({"split_trajs": True}, {"trajs_per_batch": 1}, "has no trajectories"),
+        (
+            {"trajs_per_batch": 4},
+            {"trajs_per_batch": 4, "max_frames_per_traj": 5},
+            r"dtypes differ in \[.*step_count",
+        ),
     ],
 )
 def test_trajectories_that_do_not_fit_change_nothing(

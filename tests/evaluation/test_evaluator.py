@@ -40,6 +40,15 @@ def test_exactly_the_wanted_episodes_are_played() -> None:
     assert evaluation.mean_agent_return == pytest.approx(sum(team) / 10 / 5)
 
 
+def test_a_root_seed_gives_the_episodes_of_a_collector_s_first_environment() -> None:
+    with Collector(CountingEnv, policy, frames_per_batch=200, seed=0) as collector:
+        done = collector.next()["next", "done"][0, :, 0]
+    ends = done.nonzero().flatten()
+    lengths = ends.diff(prepend=torch.tensor([-1])).tolist()
+    count = len(lengths)
+    assert evaluate(policy, CountingEnv, episodes=count, seeds=0).lengths == lengths
+
+
 def test_a_continued_evaluation_goes_on_with_numbers_and_seeds() -> None:
     with Evaluator(policy, [CountingEnv] * 2, seeds=3) as evaluator:
         whole = evaluator.evaluate(9)

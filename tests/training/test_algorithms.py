@@ -43,7 +43,7 @@ class RewardLearner(Learner):
         self.networks = {"policy": self.policy}
         self.optimizer = self._adam(1e-3)
 
-    def update(self, batch: Any, progress: Any) -> Any:
+    def learn(self, batch: Any, progress: Any) -> Any:
         return self._means([self._step(batch.reshape(-1), 10.0)])
 
     def loss(self, minibatch: Any) -> Any:

@@ -1,6 +1,5 @@
 """Training from pixels survives real signals, and goes on exactly."""
 
-import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import torch
 from support.processes import SOON
 from support.scripts import Program, run_python, start_python
 
-pytest.importorskip("matplotlib")
 pytest.importorskip("pettingzoo")
 
 from marl_collect.training.checkpoint import Checkpoint
@@ -19,114 +17,57 @@ from marl_collect.training.run_folder import RunFolder
 
 pytestmark = pytest.mark.processes
 
-PIXELS = '''
-import time
-from pathlib import Path
-
-import numpy as np
-from gymnasium import spaces
-from pettingzoo import ParallelEnv
-
-from marl_collect.envs import PettingZooWrapper
-
-
-class Pixels(ParallelEnv):
-    """Two agents see a bright column and are rewarded for naming it.
-
-    Steps beyond the number in the file "slow" take 50 ms.
-    """
-
-    metadata = {"name": "pixels_v0", "render_modes": []}
-    render_mode = None
-    possible_agents = ["player_0", "player_1"]
-    slow = Path("slow")
-    fast = int(slow.read_text()) if slow.exists() else 10**9
-    total = 0
-
-    def observation_space(self, agent):
-        return spaces.Box(0, 255, (32, 32, 3), np.uint8)
-
-    def action_space(self, agent):
-        return spaces.Discrete(4)
-
-    def look(self):
-        image = np.zeros((32, 32, 3), np.uint8)
-        image[:, 8 * self.column : 8 * self.column + 8] = 255
-        return {agent: image for agent in self.agents}
-
-    def reset(self, seed=None, options=None):
-        self.random = np.random.default_rng(seed)
-        self.agents, self.steps = ["player_0", "player_1"], 0
-        self.column = int(self.random.integers(4))
-        return self.look(), {agent: {} for agent in self.agents}
-
-    def step(self, actions):
-        self.total += 1
-        if self.total > self.fast:
-            time.sleep(0.05)
-        rewards = {agent: float(a == self.column) for agent, a in actions.items()}
-        self.steps += 1
-        self.column = int(self.random.integers(4))
-        seen, infos = self.look(), {agent: {} for agent in self.agents}
-        never = dict.fromkeys(self.agents, False)
-        ends = dict.fromkeys(self.agents, self.steps == 7)
-        if self.steps == 7:
-            self.agents = []
-        return seen, rewards, never, ends, infos
-
-
-def make_env():
-    return PettingZooWrapper(Pixels())
-'''
 LOOP = """
 import sys
+import time
+from functools import partial
 
 import torch
 
 from marl_collect import MultiSyncCollector, describe
 from marl_collect.models import make_policy
 from marl_collect.training import checkpoint as module
-from pixels import make_env
+from workloads.counting import CountingEnv
 
 module.SAVE_SECONDS = 0.0  # Each batch takes longer.
+make_env = partial(CountingEnv, n_prey=0, image=(32, 32, 3))
 description = describe(make_env)
-(group,) = description.groups
 conv = {"num_cells": [4], "kernel_sizes": 8, "strides": 8}
 torch.manual_seed(0)
 policy = make_policy(description, num_cells=[8], conv=conv)
 optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
 rows = []
 parts = {"policy": policy, "optimizer": optimizer, "rows": rows}
-resume = "--resume" in sys.argv
 with (
     MultiSyncCollector(
         make_env, policy, frames_per_batch=40, total_frames=400, num_workers=1,
         envs_per_worker=2, seed=1,
     ) as collector,
     module.Checkpoint(
-        sys.argv[1], parts | {"collector": collector}, resume=resume
+        sys.argv[1], parts | {"collector": collector}, resume="--resume" in sys.argv
     ) as checkpoint,
 ):
     for batch in collector:
         for index in torch.randperm(40).split(20):
             data = batch.reshape(-1)[index]
-            log_prob = policy.get_dist(data).log_prob(data[group, "action"])
-            reward = data["next", group, "reward"].squeeze(-1)
+            log_prob = policy.get_dist(data).log_prob(data["hunter", "action"])
+            reward = data["next", "hunter", "reward"].squeeze(-1)
             optimizer.zero_grad()
             (-(log_prob * (reward - 0.25)).mean()).backward()
             optimizer.step()
         collector.update_policy_weights_()
         rows.append((collector.frames, float(reward.mean())))
         checkpoint.print(f"{collector.frames} frames")
+        if "--slow" in sys.argv and collector.frames >= 120:
+            time.sleep(0.5)
         checkpoint.batch_done()
 torch.save({"policy": policy.state_dict(), "rows": rows}, f"{sys.argv[1]}/result.pt")
 """
 
 
 def started(folder: Path, *arguments: str) -> Program:
-    (folder / "pixels.py").write_text(PIXELS)
     (folder / "loop.py").write_text(LOOP)
-    return start_python(*arguments, cwd=folder, stderr=-2)
+    return start_python("loop.py", *arguments, cwd=folder, stderr=-2)
 
 
 def output(program: Program) -> str:
@@ -134,23 +75,11 @@ def output(program: Program) -> str:
     return str(text)
 
 
-def stopped(program: Program, line: str, number: int) -> str:
-    """Send a signal to the program, which is slow, when it has printed a line."""
-    assert program.stdout is not None
-    before = ""
-    for text in program.stdout:
-        before += text
-        if re.match(line, text):
-            break
-    program.send_signal(number)
-    return before + output(program)
-
-
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Result of a loop that nothing stops."""
     folder = tmp_path_factory.mktemp("loop")
-    with started(folder, "loop.py", "straight") as program:
+    with started(folder, "straight") as program:
         output(program)
     return torch.load(folder / "straight" / "result.pt")
 
@@ -163,19 +92,20 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_a_loop_goes_on_exactly_after_a_signal(
     number: int, code: int, tmp_path: Path, straight: Any
 ) -> None:
-    slow = tmp_path / "slow"
-    slow.write_text("60")  # 120 frames in 2 environments.
-    with started(tmp_path, "loop.py", "stopped") as program:
-        text = stopped(program, "120 frames", number)
+    with started(tmp_path, "stopped", "--slow") as program:
+        assert program.stdout is not None
+        for line in program.stdout:
+            if line.startswith("120 frames"):
+                break
+        program.send_signal(number)
+        text = output(program)
         assert program.returncode == code, text
         assert "Traceback" not in text
         if number != signal.SIGKILL:
             assert "To go on, begin with resume=True (--resume in the examples)" in text
-    slow.unlink()
-    log = (tmp_path / "stopped" / "progress.log").read_text()
-    assert "120 frames\n" in log
+    assert "120 frames\n" in (tmp_path / "stopped" / "progress.log").read_text()
     assert not (tmp_path / "stopped" / "result.pt").exists()
-    with started(tmp_path, "loop.py", "stopped", "--resume") as program:
+    with started(tmp_path, "stopped", "--resume") as program:
         text = output(program)
         assert "Resumed stopped/checkpoints/last.pt." in text
         assert "\n80 frames" not in text
@@ -183,67 +113,6 @@ def test_a_loop_goes_on_exactly_after_a_signal(
     assert straight["rows"] == resumed["rows"]
     for name, value in straight["policy"].items():
         assert torch.equal(value, resumed["policy"][name])
-
-
-SETTINGS = {
-    "frames_per_batch": "40",
-    "envs_per_worker": "2",
-    "eval_interval": "200",
-    "eval_episodes": "2",
-    "final_episodes": "2",
-    "num_cells": "[8]",
-    "recurrent": "gru",
-    "hidden_size": "8",
-    "ppo.epochs": "1",
-    "ppo.sequence_frames": "5",
-}
-
-
-COMPARE = ["-m", "marl_collect.cli.main", "compare", "pixels:make_env"]
-COMPARE += ["--setup", "mappo-local-shared", "--seeds", "1", "--workers", "1"]
-COMPARE += ["--frames", "400"]
-for name, value in SETTINGS.items():
-    COMPARE += ["--set", f"{name}={value}"]
-
-
-def last_checkpoint(folder: Path) -> Any:
-    return torch.load(folder / "mappo-local-shared/seed_0/checkpoints/last.pt")
-
-
-@pytest.fixture(scope="module")
-def straight_comparison(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Last checkpoint of a comparison that nothing stops."""
-    folder = tmp_path_factory.mktemp("comparison")
-    with started(folder, *COMPARE, "--out", "straight") as program:
-        text = output(program)
-        assert program.returncode == 0, text
-    return last_checkpoint(folder / "straight")
-
-
-@pytest.mark.xdist_group("straight comparison")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_compare_from_pixels_goes_on_exactly_after_a_signal(
-    number: int, tmp_path: Path, straight_comparison: Any
-) -> None:
-    slow = tmp_path / "slow"
-    slow.write_text("100")
-    with started(tmp_path, *COMPARE, "--out", "stopped") as program:
-        text = stopped(program, " *200 frames: return", number)
-        assert program.returncode != 0
-        assert "Traceback" not in text
-    slow.unlink()
-    with started(tmp_path, *COMPARE, "--out", "stopped", "--resume") as program:
-        text = output(program)
-        assert program.returncode == 0, text
-        assert "\n  0 frames" not in text
-    straight = straight_comparison
-    resumed = last_checkpoint(tmp_path / "stopped")
-    for network, weights in straight["networks"].items():
-        for name, value in weights.items():
-            assert torch.equal(value, resumed["networks"][network][name]), name
-    assert straight["windows"] == resumed["windows"]
-    log = (tmp_path / "stopped" / "progress.log").read_text()
-    assert log.count("mappo-local-shared, seed 0 (1/1)\n") == 2
 
 
 def test_parts_that_differ_from_those_of_the_checkpoint_are_an_error(

@@ -2,7 +2,7 @@
 
 import torch
 
-from marl_collect.training.moments import RunningMoments
+from marl_collect.training.learner import RunningMoments
 
 
 def test_moments_of_parts_are_those_of_the_whole() -> None:

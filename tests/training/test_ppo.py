@@ -1,18 +1,18 @@
 """PPO for several agents: what the reference of ``reference/`` does not compute."""
 
 from functools import partial
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tensordict import TensorDict
 from torch import nn
 from workloads.counting import CountingEnv
 
-from marl_collect import Collector, MultiAgentEnv, describe
-from marl_collect.core.description import EnvDescription, GroupDescription, Row
-from marl_collect.core.flags import Flags
+from marl_collect import Collector, describe
+from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.core.groups import RESERVED
 from marl_collect.training import ppo
 from marl_collect.training.advantages import TRAINED
@@ -117,21 +117,6 @@ def test_images_and_memory_are_trained(name: str, recurrent: bool) -> None:
         assert not idle, part_name
 
 
-def test_a_recurrent_critic_goes_on_where_the_last_batch_ended() -> None:
-    learner = learner_of(CountingEnv, recurrent="gru", **{"ppo.lr": 1e-12})
-    with Collector(
-        CountingEnv, learner.policy, frames_per_batch=30, total_frames=60, seed=1
-    ) as collector:
-        first_batch, second_batch = (batch.clone() for batch in collector)
-    joined = learner.prepare(torch.cat([first_batch, second_batch], 1)).reshape(-1)
-    learner.update(first_batch, progress=0.0)
-    later = learner.prepare(second_batch).reshape(-1)
-    for group in learner.description.groups:
-        torch.testing.assert_close(
-            later[group, "state_value"], joined[group, "state_value"][30:]
-        )
-
-
 def test_an_observation_that_is_not_finite_makes_no_weight_nan() -> None:
     learner = learner_of(CountingEnv)
     batch = batch_of(CountingEnv, learner)
@@ -202,17 +187,6 @@ def test_all_decisions_of_one_of_several_policies_are_trained(mask: bool) -> Non
     assert not all(map(torch.equal, before, after))
 
 
-def test_sequences_of_almost_no_frames_are_refused() -> None:
-    settings = {"recurrent": "gru", "workers": 3}
-    expected = (
-        "24 environments has 167 frames .* of 1 at most. Use frames_per_batch=4608"
-    )
-    with pytest.raises(ValueError, match=expected):
-        learner_of(CountingEnv, **settings)
-    learner_of(CountingEnv, **settings, frames_per_batch=4608)
-    learner_of(CountingEnv, recurrent="gru", workers=2)
-
-
 @pytest.mark.parametrize("recurrent", [None, "gru"])
 def test_values_do_not_depend_on_the_pieces_they_are_computed_in(
     recurrent: str | None,
@@ -244,7 +218,8 @@ def test_values_do_not_depend_on_the_pieces_they_are_computed_in(
 def test_pictures_of_few_frames_are_criticised_at_once(
     recurrent: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = learner_of(IMAGES, "mappo-local-shared", recurrent=recurrent)
+    settings: dict[str, Any] = {"recurrent": recurrent, "ppo.sequence_frames": 10}
+    learner = learner_of(IMAGES, "mappo-local-shared", **settings)
     batch = batch_of(IMAGES, learner)
     groups = learner.description.groups
     observed = sum(batch[:1, :1][g].select("observation").bytes() for g in groups)
@@ -258,53 +233,34 @@ def test_pictures_of_few_frames_are_criticised_at_once(
     assert sum(sizes) == 2 * batch.numel()
 
 
-@final
-class Named(MultiAgentEnv):
-    """One agent in each group, which act for three steps."""
-
-    def __init__(self, *names: str) -> None:
-        box = spaces.Box(0, 9, (2,), np.float32)
-        self._description = EnvDescription(
-            "named",
-            {n: GroupDescription((f"{n}_0",), box, spaces.Discrete(2)) for n in names},
-        )
-
-    @property
-    def description(self) -> EnvDescription:
-        return self._description
-
-    def bind(self, row: Row) -> None:
-        self.row, self.flags = row, Flags(row, self._description)
-
-    def reset_row(self, seed: int) -> None:
-        self.steps = 0
-        self.flags.clear()
-        self.write()
-
-    def step_row(self) -> None:
-        self.steps += 1
-        for name in self._description.groups:
-            self.row[name, "reward"][...] = self.steps
-        if self.steps == 3:
-            self.flags.end_all(terminated=True, truncated=False)
-        self.write()
-
-    def write(self) -> None:
-        for name in self._description.groups:
-            self.row[name, "observation"][...] = self.steps
-            self.row[name, "mask"][...] = self.row[name, "done"][:, 0] == 0
-
-
 NAMES = sorted({*dir(nn.Module()), *dir(nn.ModuleDict())} - RESERVED)
 
 
 @pytest.mark.parametrize("setup", ["ippo-local-shared", "mappo-local-shared"])
 def test_groups_may_have_the_names_of_attributes_of_modules(setup: str) -> None:
+    box, size = spaces.Box(0, 9, (2,), np.float32), [1, 12, 1]
+    flags = dict.fromkeys(("done", "terminated", "truncated"), torch.zeros(1, 12, 1, 1))
+    flags = {key: flag.bool() for key, flag in flags.items()}
     for start in range(0, len(NAMES), 20):
-        factory = partial(Named, *NAMES[start : start + 20], "team.red")
-        learner = learner_of(factory, setup)
+        names = [*NAMES[start : start + 20], "team.red"]
+        description = EnvDescription(
+            "named",
+            {n: GroupDescription((f"{n}_0",), box, spaces.Discrete(2)) for n in names},
+        )
+        options = TrainingOptions().with_settings(SETTINGS)
+        learner = PPOLearner(description, Setup.parse(setup), options, seed=0)
+
+        def frames(names: list[str] = names, **more: Any) -> Any:
+            leaves = {"observation": torch.rand(*size, 2), **flags, **more}
+            groups = {n: TensorDict(dict(leaves), size) for n in names}
+            return TensorDict({**groups, "done": flags["done"][..., 0]}, size[:2])
+
+        with torch.no_grad():
+            batch = learner.policy(frames())
+        batch["next"] = frames(reward=torch.rand(*size, 1))
+        batch["next", "terminated"] = batch["next", "done"]
         before = [p.clone() for p in learner.parameters()]
-        metrics = learner.update(batch_of(factory, learner, 12), 0.0)
+        metrics = learner.update(batch, 0.0)
         assert metrics["grad_norm"] > 0
         after = list(learner.parameters())
         changed = [bool((a != b).any()) for a, b in zip(after, before, strict=True)]

@@ -58,7 +58,7 @@ def test_epymarl_has_its_values(algorithm: str) -> None:
     assert (value.buffer_frames, value.minibatch_episodes) == (125_000, 32)
     assert (value.tau, value.target_interval, value.max_grad_norm) == (1.0, 200, 10)
     assert value.double_q
-    assert not value.bootstrap_limits
+    assert not options.bootstrap_limits
     assert (value.lr, value.epsilon_frames) == (source["lr"], source["anneal"])
 
 

@@ -465,14 +465,18 @@ def prepare(
             g: mean_and_deviation([*settings.learnt, *a[~a.isnan()].tolist()])
             for g, a in target.items()
         }
-    length = settings.length
+    length, frames = settings.length, batch.shape[1]
+    # The last sequence of a row repeats its last frame, which is then not trained.
+    steps = torch.arange(-(-frames // length) * length)
 
     def cut(x: Any) -> Any:
-        return x.reshape(-1, length, *x.shape[2:])
+        repeated = x[:, steps.clamp(max=frames - 1)]
+        return repeated.reshape(-1, length, *x.shape[2:])
 
+    inside = (steps < frames).expand(len(batch), -1).reshape(-1, length, 1)
     return Prepared(
-        batch.reshape(-1, length),
-        {g: cut(a) for g, a in normal.items()},
+        cut(batch),
+        {g: cut(a).where(inside, torch.nan) for g, a in normal.items()},
         {g: cut(v) for g, v in target.items()},
         {g: cut(h) for g, h in before.items()},
         {g: cut(v) for g, v in outputs.items()},

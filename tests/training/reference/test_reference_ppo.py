@@ -13,7 +13,7 @@ from reference_networks import weights_of
 
 from marl_collect import Collector
 from marl_collect.training.advantages import TRAINED
-from marl_collect.training.moments import RunningMoments
+from marl_collect.training.learner import RunningMoments
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.ppo import PPOLearner
 
@@ -77,7 +77,7 @@ def drawn(seed: int) -> tuple[Kind, Setup, dict[str, Any]]:
         "ppo.clip_apart": pick.random() < 0.5,
         "ppo.n_steps": pick.choice([None, None, 1, 2, 5]),
         "ppo.normalise_advantages": pick.random() < 0.6,
-        "ppo.bootstrap_limits": pick.random() < 0.6,
+        "bootstrap_limits": pick.random() < 0.6,
         "ppo.huber_delta": pick.choice([None, 0.2, 1.0]),
         "ppo.clip_value": pick.choice([None, 0.002, 0.02]),
         "ppo.normalise_values": pick.random() < 0.5,
@@ -115,7 +115,6 @@ def case(seed: int) -> tuple[Any, Any, reference.Settings]:
     learn_before(learner)
     ppo = options.ppo
     recurrent = options.recurrent is not None
-    lengths = [n for n in range(1, FRAMES + 1) if FRAMES % n == 0]
     return (
         learner,
         batch,
@@ -134,13 +133,11 @@ def case(seed: int) -> tuple[Any, Any, reference.Settings]:
             clip=options.ppo.clip_epsilon,
             entropy=options.ppo.entropy_coeff,
             critic=options.ppo.critic_coeff,
-            length=max(n for n in lengths if n <= options.ppo.sequence_frames)
-            if recurrent
-            else 1,
+            length=options.ppo.sequence_frames if recurrent else 1,
             remembers=recurrent and ppo.recurrent_critic,
             n_steps=ppo.n_steps,
             normal=ppo.normalise_advantages,
-            bootstraps=ppo.bootstrap_limits,
+            bootstraps=options.bootstrap_limits,
             huber=ppo.huber_delta,
             clip_value=ppo.clip_value,
             tau=ppo.target_tau,
@@ -153,10 +150,10 @@ def case(seed: int) -> tuple[Any, Any, reference.Settings]:
 
 def learn_before(learner: Any) -> None:
     """Forget what the critic learnt and its state, except for ``LEARNT``."""
-    learner._state = {}
-    for name in learner._returns if learner.ppo.normalise_values else ():
-        learner._returns[name] = RunningMoments()
-        learner._returns[name].add(torch.tensor(LEARNT))
+    learner._states = {}
+    for name in learner.description.groups if learner.ppo.normalise_values else ():
+        learner._moments["return", name] = RunningMoments()
+        learner._moments["return", name].add(torch.tensor(LEARNT))
 
 
 @pytest.mark.parametrize("seed", range(CASES))
@@ -251,6 +248,7 @@ def test_the_cases_have_everything() -> None:
     assert {kind for name, kind in memory if "a2c" in name} == {None, "gru"}
     assert {len(kind.groups) for kind, _, _ in cases} == {1, 2}
     assert len({(s["standardise_rewards"], s["reward"]) for _, _, s in cases}) == 4
+    assert {s["bootstrap_limits"] for _, _, s in cases} == {True, False}
     for name, count in (
         ("recurrent_critic", 2),
         ("target_tau", 2),
@@ -258,7 +256,6 @@ def test_the_cases_have_everything() -> None:
         ("clip_apart", 2),
         ("n_steps", 4),
         ("normalise_advantages", 2),
-        ("bootstrap_limits", 2),
         ("huber_delta", 3),
         ("clip_value", 3),
         ("normalise_values", 2),

@@ -56,7 +56,7 @@ def drawn(seed: int) -> tuple[Kind, Setup, dict[str, Any]]:
         "value.lr": 1e-3,
         "value.replay": replay,
         "value.double_q": pick.random() < 0.5,
-        "value.bootstrap_limits": pick.random() < 0.6,
+        "bootstrap_limits": pick.random() < 0.6,
         "value.tau": pick.choice([0.1, 1.0]),
         "value.target_interval": pick.choice([1, 2]),
         "value.minibatch_frames": 30,
@@ -132,7 +132,7 @@ class Case:
             scale=options.reward_scale,
             standardised=options.standardise_rewards,
             double=options.value.double_q,
-            bootstraps=options.value.bootstrap_limits,
+            bootstraps=options.bootstrap_limits,
             norm=options.value.mixing_norm,
         )
 
@@ -222,13 +222,14 @@ def test_the_cases_have_everything() -> None:
     for algorithm in ("iql", "vdn", "qmix"):
         drawn_settings = [s for _, a, s in cases if a.algorithm == algorithm]
         for name in ("recurrent", "double_q", "bootstrap_limits", "replay", "tau"):
-            key = name if name == "recurrent" else f"value.{name}"
+            common = name in ("recurrent", "bootstrap_limits")
+            key = name if common else f"value.{name}"
             assert len({s[key] for s in drawn_settings}) >= 2, (algorithm, name)
         for name in ("target_interval", "mixing_hyper_cells", "mixing_norm"):
             assert len({s[f"value.{name}"] for s in drawn_settings}) == 2
         assert len({s["standardise_rewards"] for s in drawn_settings}) == 2
         limits = {
-            (s["value.bootstrap_limits"], kind.truncates)
+            (s["bootstrap_limits"], kind.truncates)
             for kind, a, s in cases
             if a.algorithm == algorithm
         }

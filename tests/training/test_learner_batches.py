@@ -1,0 +1,304 @@
+"""Which batches learners take: padding has no influence, other forms are errors."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from workloads.counting import CountingEnv
+
+from marl_collect import Collector, restore_next
+from marl_collect.training.advantages import TRAINED
+from marl_collect.training.learner import Learner, learner_of
+from marl_collect.training.options import Setup, TrainingOptions
+
+SETTINGS = {
+    "num_cells": (8,),
+    "hidden_size": 8,
+    "standardise_rewards": True,
+    "reward": "team",
+    "ppo.minibatch_frames": 16,
+    "ppo.epochs": 2,
+    "ppo.sequence_frames": 4,
+    "ppo.normalise_values": True,
+    "value.minibatch_frames": 8,
+    "value.minibatch_episodes": 3,
+    "value.warm_up_frames": 0,
+    "value.epsilon_frames": 100,
+}
+HUNTERS: Any = partial(CountingEnv, n_prey=0)
+MASK = ("collector", "mask")
+
+
+def make(name: str, *, recurrent: Any = None, **settings: Any) -> Any:
+    setup = Setup.parse(name)
+    options = TrainingOptions().with_settings(
+        SETTINGS | {"recurrent": recurrent} | settings
+    )
+    return learner_of(setup.algorithm)(HUNTERS().description, setup, options, seed=0)
+
+
+def batches(
+    learner: Learner, count: int = 1, environments: int = 1, **options: Any
+) -> list[Any]:
+    frames = 40 * environments
+    with Collector(
+        HUNTERS,
+        learner.policy,
+        frames_per_batch=frames,
+        envs_per_worker=environments,
+        seed=1,
+        **options,
+    ) as collector:
+        return [collector.next().clone() for _ in range(count)]
+
+
+def padded(batch: Any, frames: int, row: bool = False) -> Any:
+    """Return a batch with frames of garbage, also in a row of its own."""
+    garbage: Any = torch.cat([batch, batch], 1)[:, : batch.shape[1] + frames].clone()
+    if row:
+        garbage = torch.cat([garbage, garbage[:1]])
+    valid = torch.zeros(garbage.shape, dtype=torch.bool)
+    valid[: len(batch), : batch.shape[1]] = True
+    for leaf in garbage.values(include_nested=True, leaves_only=True):
+        invalid = leaf[~valid]
+        leaf[~valid] = torch.full_like(
+            invalid, float("nan") if invalid.is_floating_point() else 1
+        )
+    garbage[MASK] = valid
+    return garbage
+
+
+def weights_after(learner: Any, *learnt: Any) -> list[Any]:
+    for batch in learnt:
+        learner.update(batch, progress=0.5)
+    return [
+        *learner.parameters(),
+        *[weight for net in learner.untrained.values() for weight in net.parameters()],
+    ]
+
+
+@pytest.mark.parametrize("recurrent", [None, "gru"])
+@pytest.mark.parametrize("row", [False, True])
+@pytest.mark.parametrize("algorithm", ["mappo", "ia2c"])
+def test_ppo_learns_from_padding_nothing(
+    algorithm: str, row: bool, recurrent: str | None
+) -> None:
+    name = f"{algorithm}-local-shared"
+    learner, other = (make(name, recurrent=recurrent) for _ in range(2))
+    learnt = batches(learner, 2, environments=3)
+    expected = weights_after(learner, *learnt)
+    actual = weights_after(other, *(padded(b, k, row) for k, b in enumerate(learnt, 4)))
+    for one, two in zip(expected, actual, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=2e-5)
+    assert other.frames == learner.frames == 240
+
+
+@pytest.mark.parametrize("recurrent", [None, "gru"])
+@pytest.mark.parametrize("algorithm", ["iql", "vdn", "qmix"])
+def test_value_learners_learn_from_padding_nothing(
+    algorithm: str, recurrent: str | None
+) -> None:
+    name = f"{algorithm}-local-shared"
+    learner, other = (make(name, recurrent=recurrent) for _ in range(2))
+    learnt = []
+    for batch in batches(learner, 2):  # Whole episodes, in one row.
+        last = int(batch["next", "done"].flatten().nonzero()[-1])
+        learnt.append(batch[:, : last + 1])
+    ids = learnt[1]["collector", "traj_ids"][0]
+    learnt[1] = learnt[1][:, ids != ids[0]]
+    expected = weights_after(learner, *learnt)
+    actual = weights_after(other, *(padded(batch, 5) for batch in learnt))
+    assert learner.updates == other.updates > 0
+    for one, two in zip(expected, actual, strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("recurrent", [None, "gru"])
+@pytest.mark.parametrize("algorithm", ["ippo", "vdn"])
+def test_trajectories_of_several_environments_are_learnt_from(
+    algorithm: str, recurrent: str | None
+) -> None:
+    name = f"{algorithm}-local-shared"
+    learner = make(name, recurrent=recurrent)
+    (batch,) = batches(learner, environments=3, trajs_per_batch=7)
+    counts = batch[MASK].sum(1)
+    assert len(counts) == 7
+    assert len(set(counts.tolist())) > 1
+    learner.update(batch, progress=0.5)
+    assert learner.frames == int(counts.sum())
+    if algorithm == "ippo":
+        rows = learner.prepare(batch)["hunter", TRAINED].any(-1)
+        assert int(rows.sum()) == learner.frames
+    if algorithm == "vdn":
+        assert len(learner.replay) == learner.frames
+        assert recurrent is None or len(learner.replay._episodes) == 7
+
+
+@pytest.mark.parametrize("frames", [23, 37])
+def test_sequences_of_a_prime_number_of_frames_are_not_cut_to_single_ones(
+    frames: int,
+) -> None:
+    settings = {"recurrent": "gru", "ppo.entropy_coeff": 0.0}
+    pieces = make("mappo-local-shared", **settings)
+    whole = make("mappo-local-shared", **settings, **{"ppo.sequence_frames": 100})
+    (batch,) = batches(pieces, environments=2)
+    batch = batch[:, :frames]
+    data, expected = pieces.prepare(batch), whole.prepare(batch)
+    assert data.shape == (2 * -(-frames // 4), 4)
+    assert expected.shape == (2, frames)
+    assert data["hunter", TRAINED].sum() == expected["hunter", TRAINED].sum()
+    # Stored states are those of these weights, so pieces have the values of the whole.
+    loss, other_loss = (
+        learner.loss(prepared)[0]
+        for learner, prepared in ((pieces, data), (whole, expected))
+    )
+    torch.testing.assert_close(loss, other_loss, rtol=1e-4, atol=1e-5)
+
+
+def moved(batch: Any, environment: int) -> Any:
+    """Return a batch as if it were of another environment."""
+    batch = batch.clone()
+    batch["collector", "traj_ids"] += environment << 32
+    return batch
+
+
+def test_environments_have_critic_states_of_their_own() -> None:
+    """As in batches of different workers of a ``MultiAsyncCollector``."""
+    settings: dict[str, Any] = {"recurrent": "gru", "ppo.lr": 1e-12}
+    settings["ppo.normalise_values"] = False  # Their unit moves with each batch.
+    learner, fresh = (make("mappo-local-shared", **settings) for _ in range(2))
+    first, second = batches(learner, 2)
+    joined = fresh.prepare(torch.cat([first, second], 1))
+    state_value = ("hunter", "state_value")
+    learner.update(first, progress=0.0)
+    other = learner.prepare(moved(second, 1))
+    torch.testing.assert_close(other[state_value], fresh.prepare(second)[state_value])
+    learner.update(moved(second, 1), progress=0.0)
+    restored = make("mappo-local-shared", **settings)
+    restored.load_state_dict(learner.state_dict())
+    later = restored.prepare(second)[state_value].flatten(0, 1)
+    expected = joined[state_value].flatten(0, 1)[40:]
+    torch.testing.assert_close(later, expected)
+    assert not torch.allclose(later, other[state_value].flatten(0, 1))
+
+
+def test_whole_episodes_of_other_environments_are_refused() -> None:
+    """A later part of their episodes would be taken for a whole one."""
+    learner = make("vdn-local-shared", recurrent="gru")
+    first, second = batches(learner, 2)
+    learner.update(first, progress=0.0)
+    with pytest.raises(
+        ValueError, match=r"after \[0\] this one is of \[1\]: use a Col"
+    ):
+        learner.update(moved(second, 1), progress=0.0)
+    of_frames = make("vdn-local-shared")
+    for batch in (first, moved(second, 1)):
+        of_frames.update(batch, progress=0.0)
+    assert len(of_frames.replay) == 80
+
+
+def test_whole_episodes_are_not_learnt_from_pieces() -> None:
+    learner = make("vdn-local-shared", recurrent="gru")
+    (batch,) = batches(learner, split_trajs=True)
+    with pytest.raises(ValueError, match="of the batch ends within one: pass tra"):
+        learner.update(batch, progress=0.0)
+    learner = make("vdn-local-shared")
+    learner.update(batch, progress=0.0)
+    assert len(learner.replay) == 40
+
+
+@pytest.mark.parametrize("algorithm", ["ippo", "vdn"])
+@pytest.mark.parametrize(
+    ("form", "cure"),
+    [
+        (lambda batch: batch.reshape(-1), r"batch size \[80\]: omit cat_results"),
+        (lambda batch: batch.unsqueeze(0), r"\[1, 2, 40\]: omit cat_results"),
+        (lambda batch: batch.transpose(0, 1), r"\[T, B\] = \[40, 2\]: pass batch.tra"),
+        (
+            lambda batch: torch.cat(list(batch.split(1)), 1),
+            "several environments in a row: omit cat_results",
+        ),
+        (
+            lambda batch: batch.exclude(("next", "hunter", "observation")),
+            r"no next observations: pass restore_next\(batch\)",
+        ),
+        (
+            lambda batch: padded(batch, 2)[:, torch.arange(41, -1, -1)],
+            "valid frames after padding",
+        ),
+    ],
+)
+def test_other_forms_of_batches_are_errors(
+    algorithm: str, form: Any, cure: str
+) -> None:
+    learner = make(f"{algorithm}-local-shared")
+    (batch,) = batches(learner, environments=2)
+    before = [weight.clone() for weight in learner.parameters()]
+    with pytest.raises(ValueError, match=f"Learner learns from batches .*{cure}"):
+        learner.update(form(batch), progress=0.5)
+    assert all(map(torch.equal, learner.parameters(), before))
+    assert learner.frames == 0
+    learner.update(batch, progress=0.5)
+
+
+def test_a_restored_compact_batch_is_learnt_from() -> None:
+    learner, other = (make("ippo-local-shared") for _ in range(2))
+    (batch,), (compact,) = (
+        batches(learner),
+        batches(other, compact_obs=True),
+    )
+    with pytest.raises(ValueError, match=r"pass restore_next\(batch\)"):
+        other.update(compact, progress=0.5)
+    assert learner.update(batch, 0.5) == other.update(restore_next(compact), 0.5)
+
+
+@pytest.mark.parametrize("name", ["ippo-local-shared", "vdn-local-shared"])
+def test_a_state_of_another_environment_is_refused(name: str) -> None:
+    """Networks that agents share fit any number of agents; buffers do not."""
+    learner, setup = make(name), Setup.parse(name)
+    four = partial(CountingEnv, n_prey=0, n_hunters=4)
+    options = learner.options
+    other = learner_of(setup.algorithm)(four().description, setup, options, seed=3)
+    before = [weight.clone() for weight in other.parameters()]
+    with pytest.raises(
+        ValueError, match="2 agents, .* this environment has .*4 agents"
+    ):
+        other.load_state_dict(learner.state_dict())
+    assert all(map(torch.equal, other.parameters(), before))
+
+
+def test_value_learners_count_the_frames_that_they_have_seen() -> None:
+    """Not ``progress`` of the frames in the options, which a loop need not set."""
+    settings = {"value.warm_up_frames": 60, "value.epsilon_frames": 160}
+    learner = make("vdn-local-shared", **settings)
+    learnt = batches(learner, 4)
+    epsilons = []
+    for number, batch in enumerate(learnt):
+        if number == 2:  # A restart.
+            state = learner.state_dict()
+            learner = make("vdn-local-shared", **settings)
+            learner.load_state_dict(state)
+        epsilons.append(learner.update(batch, progress=1.0)["epsilon"])
+        assert (learner.updates > 0) == (number > 0)
+    assert epsilons == pytest.approx(
+        [1 - share * 0.95 for share in (0.25, 0.5, 0.75, 1)]
+    )
+
+
+@pytest.mark.parametrize("name", ["ippo-local-own", "iql-local-own", "vdn-local-own"])
+def test_a_reward_that_is_not_finite_is_named(name: str) -> None:
+    learner = make(name)
+    (batch,) = batches(learner)
+    batch["next", "hunter", "reward"][0, 3, 1] = float("nan")
+    with pytest.raises(ValueError, match="A reward of group 'hunter' is NaN"):
+        learner.update(batch, progress=0.0)
+
+
+def test_a_batch_without_a_known_outcome_says_what_to_change() -> None:
+    learner = make("ippo-local-shared")
+    batch = batches(learner)[0][:, :1]
+    for key in ("mask", "done", "terminated", "truncated"):  # Everybody waits next.
+        batch["next", "hunter", key][:] = False
+    with pytest.raises(ValueError, match="with 1 frames per environment, no agent"):
+        learner.update(batch, progress=0.0)
