@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Any, cast, final
+from typing import TYPE_CHECKING, Annotated, Any, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,6 +166,16 @@ class PettingZooBase(MultiAgentEnv):
         if not self._closed:
             self._closed = True
             self._env.close()
+
+    if not TYPE_CHECKING:  # As in the base class.
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a public attribute of the PettingZoo environment."""
+            env = self.__dict__.get("_env")
+            own = name.startswith("_") or hasattr(type(self), name)
+            if own or not hasattr(env, name):
+                return super().__getattr__(name)
+            return getattr(env, name)
 
 
 @final

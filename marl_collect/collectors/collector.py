@@ -235,6 +235,8 @@ class CollectorBase:
 
         The same seed gives the same batches. Trajectories of the old seed that were
         not delivered are dropped.
+        Trajectories are numbered from 0 again: a ``Writer``, and a learner that replays
+        episodes, must be new ones, or would join a new trajectory to an unfinished one.
 
         Returns:
             A seed for the next call; ``seed`` itself if ``static_seed``.

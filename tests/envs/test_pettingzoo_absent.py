@@ -33,9 +33,9 @@ TURNS = {p: [s for s in range(9) if s % 3 != i] for i, p in enumerate(PLAYERS)}
 """The steps in which each of three agents is not listed, because another one acts."""
 
 
-def together(**script: Any) -> Any:
+def together(**options: Any) -> Any:
     """Return an environment that has only the observation of the next agent."""
-    script = {"waits": TURNS, "max_cycles": LENGTH} | script
+    script: dict[str, Any] = {"waits": TURNS, "max_cycles": LENGTH} | options
     return ScriptedEnv(Script(**script))
 
 
