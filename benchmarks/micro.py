@@ -4,7 +4,6 @@
     python benchmarks/micro.py policy_step --list           # its rows
     python benchmarks/micro.py policy_step --rounds 5
     python benchmarks/micro.py models --only forward "3 agents"
-    python benchmarks/micro.py envs --only simple_spread --seconds 1
     python benchmarks/micro.py datasets --rounds 1          # takes minutes
 
 The output is a Markdown table. Times are medians over rounds, of processor time in one
@@ -36,7 +35,6 @@ TABLE = (
     "learners",
     "convolutions",
     "assignment",
-    "envs",
     "families",
     "worlds",
     "prefetch",

@@ -116,6 +116,5 @@ save_policy(args.out / "policy.pt", student, description, **network)
 
 steps, _, returns = zip(*rows, strict=True)
 plt.plot(steps, returns)
-plt.xlabel("steps of the optimiser")
-plt.ylabel("return of the team")
+plt.gca().set(xlabel="steps of the optimiser", ylabel="return of the team")
 plt.savefig(args.out / "curve.png", dpi=100)

@@ -203,17 +203,13 @@ with (
                 f"{collector.frames:>9,} frames, return against random actions: "
                 + ", ".join(f"{n} {m:.1f} (random {r:.1f})" for n, m, r in shown)
             )
-            write_table(
-                args.out,
-                [header, *rows],
-            )
+            write_table(args.out, [header, *rows])
         checkpoint.batch_done()
 
 save_policy(args.out / "policy.pt", policy, description, **network)
 frames, *curves = zip(*rows, strict=True)
 for label, curve in zip(header[1:], curves, strict=True):
     plt.plot(frames, curve, label=label)
-plt.xlabel("frames")
-plt.ylabel("return per agent")
+plt.gca().set(xlabel="frames", ylabel="return per agent")
 plt.legend()
 plt.savefig(args.out / "returns.png", dpi=100)

@@ -179,7 +179,6 @@ for name, policy in policies.items():
 frames, *curves = zip(*rows, strict=True)
 for name, curve in zip([*names, "random"], curves, strict=True):
     plt.plot(frames, curve, label=name)
-plt.xlabel("frames")
-plt.ylabel("reward per frame")
+plt.gca().set(xlabel="frames", ylabel="reward per frame")
 plt.legend()
 plt.savefig(args.out / "returns.png", dpi=100)

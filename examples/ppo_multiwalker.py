@@ -79,16 +79,13 @@ def estimate(data):
         critic(data["next"])
     next_data = data["next", group]
     value = data[group, "state_value"]
-    not_done = ~next_data["done"]
     # A time limit is not a terminal state: the value after it still counts.
-    target = 0.1 * next_data["reward"] + args.gamma * next_data["state_value"] * (
-        ~next_data["terminated"]
-    )
-    error = target - value
+    next_value = next_data["state_value"] * ~next_data["terminated"]
+    error = 0.1 * next_data["reward"] + args.gamma * next_value - value
     advantage = torch.zeros_like(error)
     last = torch.zeros_like(error[:, 0])
     for t in reversed(range(error.shape[1])):
-        last = error[:, t] + args.gamma * args.lmbda * last * not_done[:, t]
+        last = error[:, t] + args.gamma * args.lmbda * last * ~next_data["done"][:, t]
         advantage[:, t] = last
     data[group, "target"] = advantage + value
     data[group, "advantage"] = (advantage - advantage.mean()) / advantage.std()
@@ -180,6 +177,5 @@ frames, *curves = zip(*rows, strict=True)
 plt.plot(frames, curves[0], label="trained")
 plt.plot(frames, curves[1], label="random actions")
 plt.legend()
-plt.xlabel("frames")
-plt.ylabel("return per walker, last 100 episodes")
+plt.gca().set(xlabel="frames", ylabel="return per walker, last 100 episodes")
 plt.savefig(args.out / "returns.png", dpi=100)

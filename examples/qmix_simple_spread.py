@@ -87,6 +87,7 @@ with torch.no_grad():  # Small initial weights, or targets grow without bound.
             layer.weight.mul_(0.1)
 target_network, target_mixer = copy.deepcopy(network), copy.deepcopy(mixer)
 parameters = [*network.parameters(), *mixer.parameters()]
+target_parameters = [*target_network.parameters(), *target_mixer.parameters()]
 optimizer = torch.optim.Adam(parameters, lr=args.lr)
 
 
@@ -128,23 +129,15 @@ def mix(mixer, values, observation):
 
 def loss_of(minibatch):
     """Return the squared error of the team's value."""
-    observation, next_observation = (
-        minibatch["observation"],
-        minibatch["next_observation"],
-    )
+    observation, following = minibatch["observation"], minibatch["next_observation"]
     value = network(observation).gather(-1, minibatch["action"].unsqueeze(-1))
     team = mix(mixer, value, observation)
     with torch.no_grad():
         # The network selects, the target network evaluates: less overestimation.
-        best = network(next_observation).argmax(-1, keepdim=True)
-        next_value = mix(
-            target_mixer,
-            target_network(next_observation).gather(-1, best),
-            next_observation,
-        )
-        target = (
-            minibatch["reward"] + args.gamma * next_value * ~minibatch["terminated"]
-        )
+        best = network(following).argmax(-1, keepdim=True)
+        value_after = target_network(following).gather(-1, best)
+        ahead = mix(target_mixer, value_after, following) * ~minibatch["terminated"]
+        target = minibatch["reward"] + args.gamma * ahead
     return (team - target).square().mean()
 
 
@@ -195,21 +188,15 @@ with (
             loss.backward()
             torch.nn.utils.clip_grad_norm_(parameters, 10.0)
             optimizer.step()
-            for target, source in (
-                (target_network, network),
-                (target_mixer, mixer),
-            ):
-                for old, new in zip(
-                    target.parameters(), source.parameters(), strict=True
-                ):
-                    old.data.lerp_(new.data, args.tau)
+            for old, new in zip(target_parameters, parameters, strict=True):
+                old.data.lerp_(new.data, args.tau)
         explore.epsilon.fill_(max(0.05, 1 - 0.95 * collector.frames / args.explore))
         collector.update_policy_weights_()
         if number % args.every == 0 or collector.frames >= args.frames:
-            found = evaluate(
+            games = evaluate(
                 policy, make_env, episodes=args.games, num_workers=1, seeds=1
             )
-            rows.append((collector.frames, found.mean_team_return))
+            rows.append((collector.frames, games.mean_team_return))
             checkpoint.print(
                 f"{collector.frames:>9,} frames, return of the team "
                 f"{rows[-1][1]:7.2f}, loss {loss.item():.4f}"
@@ -223,8 +210,6 @@ greedy = make_policy(description, **options)
 greedy[0].module.load_state_dict(network.state_dict())
 save_policy(args.out / "policy.pt", greedy, description, **options)
 
-
 plt.plot(*zip(*rows, strict=True))
-plt.xlabel("frames")
-plt.ylabel("return of the team")
+plt.gca().set(xlabel="frames", ylabel="return of the team")
 plt.savefig(args.out / "returns.png", dpi=100)

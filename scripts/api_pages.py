@@ -5,8 +5,8 @@ Two things in the source cannot be read from it as it stands:
 - Constructors and functions whose arguments are declared as options
   (``marl_collect.options``) show one argument there. They get the real signature, and a
   link to the page of all options.
-- Tables in docstrings are written for the terminal, with lines of ``=``. They become
-  Markdown tables.
+- Tables in docstrings are written for the terminal, with lines of ``=``. They are shown
+  as text of fixed width.
 """
 
 import importlib
@@ -17,7 +17,11 @@ from typing import Any
 
 import griffe
 
-_RULE = re.compile(r"^=+(?:  ?=+)+$")
+_TABLE = re.compile(
+    r"^( *)(=+(?: +=+)+\n(?:.*\n)+?\1=+(?: +=+)+\n(?:.*\n)+?\1=+(?: +=+)+)$",
+    re.MULTILINE,
+)
+"""A table: a line of ``=``, the head, a line, the body, a line; all with one indent."""
 _DECLARED = re.compile(r"^(?:method|function)\(\w+\)$")
 _LINK = "[All options](../options.md) describes the arguments."
 
@@ -32,9 +36,10 @@ class ApiPages(griffe.Extension):
                 _set_parameters(func)
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Rewrite the tables of a docstring."""
+        """Show the tables of a docstring as they are written."""
         if obj.docstring is not None:
-            obj.docstring.value = _with_tables(obj.docstring.value)
+            text = obj.docstring.value
+            obj.docstring.value = _TABLE.sub(r"\1```text\n\1\2\n\1```", text)
 
 
 def _set_parameters(func: griffe.Function) -> None:
@@ -62,52 +67,3 @@ def _text(default: Any) -> str | None:
     if isinstance(default, Enum):
         return f"{type(default).__name__}.{default.name}"
     return repr(default)
-
-
-def _with_tables(text: str) -> str:
-    """Return a docstring whose tables are Markdown."""
-    lines, out = text.split("\n"), []
-    at = 0
-    while at < len(lines):
-        indent = len(lines[at]) - len(lines[at].lstrip())
-        if not _RULE.match(lines[at].strip()):
-            out.append(lines[at])
-            at += 1
-            continue
-        block = [at]
-        while len(block) < 3:
-            at += 1
-            if at == len(lines):
-                return text
-            if _RULE.match(lines[at].strip()):
-                block.append(at)
-        out += _table(
-            [line[indent:] for line in lines[block[0] : block[2] + 1]], indent
-        )
-        at += 1
-    return "\n".join(out)
-
-
-def _table(block: list[str], indent: int) -> list[str]:
-    starts = [match.start() for match in re.finditer(r"=+", block[0])]
-    ends = [*starts[1:], None]
-
-    def cells(line: str) -> list[str]:
-        return [line[a:b].strip() for a, b in zip(starts, ends, strict=True)]
-
-    rows: list[list[str]] = []
-    for line in block[1:-1]:
-        if _RULE.match(line.strip()):
-            continue
-        row_cells = cells(line)
-        if row_cells[0] or not rows:
-            rows.append(row_cells)
-        else:  # A continuation of the row above.
-            rows[-1] = [
-                f"{a} {b}".strip() for a, b in zip(rows[-1], row_cells, strict=True)
-            ]
-    head, *body = rows
-    table_lines = [
-        "| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body)
-    ]
-    return [" " * indent + line for line in ["", *table_lines, ""]]

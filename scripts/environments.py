@@ -1,20 +1,15 @@
-"""Test every task and write docs/tasks.md; measure the speeds of docs/environments.md.
+"""Test every task and write docs/tasks.md.
 
 Builds each task and runs ``check_env`` for a few steps. The table describes the task
 and says whether it passed.
 
     python scripts/environments.py               # every family: minutes
     python scripts/environments.py sisl mpe      # only these; other rows are kept
-    python scripts/environments.py --speeds rware vmas  # speeds: minutes per family
-
-Speeds are measured by `python benchmarks/micro.py families` and `worlds`.
 """
 
 import argparse
-import itertools
 import os
 import re
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -31,7 +26,6 @@ from marl_collect.testing.check_env import check_env
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "tasks.md"
-SPEEDS = ROOT / "docs" / "environments.md"
 
 _HEAD = (
     "| task | agents act | agents per group | observation | action | result |\n"
@@ -43,12 +37,6 @@ _NAMED = 30
 
 _LONGEST = 160
 """Maximum length of a reason, in characters."""
-
-_BENCHMARKS, _ROUNDS = ("families", "worlds"), ("--rounds", "5")
-"""Benchmarks whose rows are named ``family/task``."""
-
-_DEADLINE = 3600.0
-"""Time limit of a benchmark in seconds."""
 
 
 def row(task: str) -> str:
@@ -110,51 +98,12 @@ def _note(command: str, tasks: list[str]) -> str:
     return f"Not tested because they need `{command}`: {names}{remainder}.\n"
 
 
-def with_speeds(page: str, table: str) -> str:
-    """Return the page with new speeds in its table of families; other rows are kept.
-
-    Args:
-        page: the text of the page.
-        table: the output of ``benchmarks/micro.py``.
-    """
-    speeds: dict[str, list[str]] = {}
-    for line in table.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 5 and cells[1] == "Collector":
-            family, task = cells[0].split("/")
-            speeds.setdefault(family, []).append(f"{task}: {cells[4]}")
-
-    def measured(row: re.Match[str]) -> str:
-        row_speeds = "; ".join(speeds.get(row[2], []))
-        return f"{row[1]} {row_speeds} |" if row_speeds else row[0]
-
-    # The second cell of a row is a task with its family, the last one the speed.
-    row = r"^(\| [^|\n]+ \| `(\w+)/[^|\n]+(?:\|[^|\n]+){4}\|)[^|\n]+\|$"
-    return re.sub(row, measured, page, flags=re.M)
-
-
 def main() -> None:
     """Write the rows of the named families, or of all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("families", nargs="*")
-    parser.add_argument("--speeds", action="store_true")
     arguments = parser.parse_args()
     chosen_families = arguments.families
-    if arguments.speeds:
-        micro = [sys.executable, str(ROOT / "benchmarks" / "micro.py")]
-        for benchmark, family in itertools.product(
-            _BENCHMARKS, chosen_families or [""]
-        ):
-            output = subprocess.run(
-                [*micro, benchmark, "--only", f"{family}/", *_ROUNDS],
-                check=True,
-                stdout=subprocess.PIPE,
-                text=True,
-                timeout=_DEADLINE,
-            ).stdout
-            print(output, flush=True)
-            SPEEDS.write_text(with_speeds(SPEEDS.read_text(), output))
-        return
     warnings.simplefilter("ignore")
     families: dict[str, list[str]] = {}
     absent: dict[str, dict[str, list[str]]] = {}

@@ -86,9 +86,10 @@ def prove(
             spaces = {
                 agent: stock.action_space(agent) for agent in stock.possible_agents
             }
-            total += compare(
+            tally = compare(
                 stock, world, spaces, steps=steps_per_world, seed=seed, with_state=False
             )
+            total.update(tally)
             stock.close()
             twin.close()
     return {
@@ -96,7 +97,7 @@ def prove(
         "versions": list(installed_versions(module)),
         "arguments": variants,
         "seeds": seeds,
-        "found": vars(total),
+        "found": dict(total),
     }
 
 

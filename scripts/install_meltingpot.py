@@ -123,26 +123,15 @@ def _download(archive: Path, deadline: float) -> None:
             target.write(chunk)
             seconds = time.monotonic() - begin
             if sys.stderr.isatty():
-                text = _amount(target.tell(), total, seconds)
-                print(f"\r{text:40}", end="", file=sys.stderr, flush=True)
+                of = f" of {total / 1e6:,.0f}" if total else ""
+                text = f"{target.tell() / 1e6:,.0f}{of} MB"
+                print(f"\r{text}", end="", file=sys.stderr, flush=True)
             if seconds > deadline:
                 raise TimeoutError(f"not complete after {deadline:.0f} s")
     with tarfile.open(archive) as content:  # a proxy's error page is not an archive
         if "assets" not in {name.partition("/")[0] for name in content.getnames()}:
             raise tarfile.TarError("the archive holds no folder named assets")
     print(f"{archive.stat().st_size / 1e6:,.0f} MB in {seconds:.0f} s", file=sys.stderr)
-
-
-def _amount(received: int, total: int, seconds: float) -> str:
-    """Returns what is fetched, the rate, and the time left if the total is known."""
-    rate = received / max(seconds, 1e-9)
-    text = f"{received / 1e6:,.0f} MB"
-    time_left = ""
-    if total:
-        text = f"{received / 1e6:,.0f} of {total / 1e6:,.0f} MB"
-        minutes, left = divmod(round((total - received) / rate), 60)
-        time_left = f", {minutes}:{left:02} left"
-    return f"{text}, {rate / 1e6:.1f} MB/s{time_left}"
 
 
 def _write_empty(archive: Path) -> None:

@@ -1,7 +1,7 @@
 """Hooks of the documentation's build: pages from the source, checks of the built site.
 
 Pages link to files of the checkout. The site has the examples too, and its links lead
-to them. Its reference leads to pages of signatures, and the changelog is a page.
+to them. Its reference leads to pages of signatures; README and changelog are pages.
 
 ``mkdocs build --strict`` fails if the built site has one of the ``problems``.
 """
@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 import reference  # noqa: E402 - of this folder
 
+ROOT_FILES = {"index.md": "README.md", "changelog.md": "CHANGELOG.md"}
+"""Pages that are files of the checkout, where their links start."""
 _ROLE = re.compile(r":(class|meth|func|attr|mod):(`|<code>)")
 LARGEST_PAGE = 600_000
 """Characters. Browsers are slow to show more; a table belongs in a file then."""
@@ -36,9 +38,10 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Return the text of a page, whose links to examples stay within the site."""
-    if page.file.src_uri == "changelog.md":  # Its links start in the checkout.
-        text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    if name := ROOT_FILES.get(page.file.src_uri):
+        text = (ROOT / name).read_text(encoding="utf-8")
         return text.replace("](docs/", "](")
+    markdown = markdown.replace("](../README.md", "](index.md")
     if page.file.src_uri == "reference.md":
         return reference.on_site(markdown)
     return re.sub(r"\]\(\.\./((?:\.\./)*examples/)", r"](\1", markdown)

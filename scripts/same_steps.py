@@ -1,60 +1,19 @@
 """Compares two implementations of a PettingZoo environment, bit by bit."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-
-class Stepped(Protocol):
-    """A ``ParallelEnv`` of PettingZoo, or an object with its methods."""
-
-    agents: list[Any]
-
-    def reset(self, seed: int | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
-        """Begin an episode."""
-        ...
-
-    def step(self, actions: dict[Any, Any]) -> tuple[dict[Any, Any], ...]:
-        """Step all agents."""
-        ...
-
-    def state(self) -> Any:
-        """Return the state."""
-        ...
-
-
-@dataclass
-class Tally:
-    """Counts of events in a comparison.
-
-    Attributes:
-        steps: steps compared.
-        episodes: episodes that ended.
-        deaths: agents that ended before others.
-        terminations: agents that were terminated.
-        truncations: agents that were truncated.
-    """
-
-    steps: int = 0
-    episodes: int = 0
-    deaths: int = 0
-    terminations: int = 0
-    truncations: int = 0
-
-    def __iadd__(self, other: "Tally") -> "Tally":
-        """Add the numbers of ``other``."""
-        for field in fields(self):
-            setattr(
-                self, field.name, getattr(self, field.name) + getattr(other, field.name)
-            )
-        return self
+Tally = Counter[str]
+"""Counts of ``steps`` compared, ``episodes`` that ended, ``deaths`` (agents that ended
+before others), ``terminations`` and ``truncations`` of agents."""
 
 
 def compare(
-    expected: Stepped,
-    actual: Stepped,
+    expected: Any,
+    actual: Any,
     spaces: Mapping[Any, Any],
     *,
     steps: int,
@@ -64,7 +23,8 @@ def compare(
     """Step both with the same random actions and compare everything that they return.
 
     Args:
-        expected: the reference; its values determine dtypes.
+        expected: the reference, a ``ParallelEnv`` of PettingZoo or an object with its
+            methods; its values determine dtypes.
         actual: the environment to compare with it.
         spaces: action space of each possible agent.
         steps: number of steps.
@@ -74,7 +34,7 @@ def compare(
     Raises:
         AssertionError: if they differ; names seed, step, agent and both values.
     """
-    tally = Tally()
+    tally = Tally(steps=0, episodes=0, deaths=0, terminations=0, truncations=0)
     for index, space in enumerate(spaces.values()):
         space.seed(seed * 1000 + index)
     episode_seed = seed
@@ -82,7 +42,7 @@ def compare(
     for step in range(steps):
         location = f"seed {seed}, step {step}"
         if not expected.agents:
-            tally.episodes += 1
+            tally["episodes"] += 1
             episode_seed += 1
             resets = expected.reset(seed=episode_seed), actual.reset(seed=episode_seed)
             _same(f"{location}, reset", *resets)
@@ -94,7 +54,7 @@ def compare(
         _same(location, expected_result, actual_result)
         if with_state:
             _identical(f"{location}, state", expected.state(), actual.state())
-        tally.steps += 1
+        tally["steps"] += 1
         _count(tally, expected_result, expected.agents)
     return tally
 
@@ -104,9 +64,9 @@ def _count(
 ) -> None:
     terminations, truncations = result[2], result[3]
     ended_agents = [a for a in terminations if terminations[a] or truncations.get(a)]
-    tally.terminations += sum(bool(flag) for flag in terminations.values())
-    tally.truncations += sum(bool(flag) for flag in truncations.values())
-    tally.deaths += len(ended_agents) if agents_left else 0
+    tally["terminations"] += sum(bool(flag) for flag in terminations.values())
+    tally["truncations"] += sum(bool(flag) for flag in truncations.values())
+    tally["deaths"] += len(ended_agents) if agents_left else 0
 
 
 def _same(

@@ -1,6 +1,5 @@
 """`make check`: stops at the first failure, and checks an unchanged tree once."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ pytestmark = pytest.mark.processes
 
 MAKEFILE = """
 %:
-\t@echo $@ >> log; test ! -e fail-$@ && echo "==== 3 passed, 1 skipped in 2s ===="
+\t@echo $@ >> log; test ! -e fail-$@
 """
 
 
@@ -45,13 +44,9 @@ def test_a_tree_that_passed_is_not_checked_again(
 ) -> None:
     assert check.main() == 0
     assert made(checkout) == list(check.STEPS)
-    stamp = json.loads(check.STAMP.read_text())
-    assert stamp["commit"] == check.commit()
-    assert stamp["steps"]["test-processes"].endswith("3 passed, 1 skipped in 2s")
-    capfd.readouterr()
     assert check.main() == 0
     assert made(checkout) == []
-    assert f"(commit {stamp['commit']})" in capfd.readouterr().out
+    assert "passed before" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("file", ["Makefile", "untracked.py"])
@@ -62,7 +57,6 @@ def test_a_changed_tree_is_checked_again(checkout: Path, file: str) -> None:
         stream.write("# a change\n")
     assert check.main() == 0
     assert made(checkout) == list(check.STEPS)
-    assert json.loads(check.STAMP.read_text())["commit"] == check.commit()
 
 
 def test_other_packages_are_checked_again(

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,57 +12,39 @@ from support.scripts import run_python
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.timeout(600),
-]  # Each starts a test run, or two.
+]  # Each starts a test run.
 TESTS = Path(__file__).parent
-SKIPS = {
-    "unlisted": "def test_it():\n    pytest.skip('not today')\n",
-    "missing_extra": "pytest.importorskip('no_such_extra')\n",
-    "listed": "def test_it():\n    pytest.skip('needs Atari ROMs')\n",
-    "expected_failure": "@pytest.mark.xfail\ndef test_it():\n    assert False\n",
-}
+SKIPS = """
+def test_unlisted():
+    pytest.skip("not today")
+
+def test_listed():
+    pytest.skip("needs Atari ROMs")
+
+@pytest.mark.xfail
+def test_expected_failure():
+    assert False
+"""
+MISSING = 'pytest.importorskip("no_such_extra")'
 
 
 def run_alone(
-    folder: Path, body: str, ci: str, *options: str
-) -> subprocess.CompletedProcess[str]:
-    """Run one test file under the repository's conftest, in another process."""
+    folder: Path, files: dict[str, str], *options: str, **variables: str
+) -> tuple[int, str]:
+    """Run test files under the repository's conftest; return exit code and output."""
+    folder.mkdir(exist_ok=True)
     for name in ("conftest.py", "expected_skips.txt"):
         shutil.copy(TESTS / name, folder)
-    shutil.copytree(TESTS / "support", folder / "support", dirs_exist_ok=True)
-    passing = "import pytest\n\ndef test_passes():\n    pass\n\n"
-    (folder / "test_other.py").write_text(passing)
-    (folder / "test_sample.py").write_text("import pytest\n" + body)
-    command = ["-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull]
-    return run_python(
-        *command,
-        *options,
-        "--rootdir",
-        folder,
-        folder,
-        env={**os.environ, "CI": ci},
+    shutil.copytree(TESTS / "support", folder / "support")
+    for name, text in files.items():
+        (folder / f"test_{name}.py").write_text("import pytest\n" + text)
+    process = run_python(
+        *("-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull, *options),
+        *("-W", "ignore", "--rootdir", folder, folder),
+        env={**os.environ, "CI": "", **variables},
         timeout=500.0,
     )
-
-
-def test_unlisted_skips_fail_a_run_where_ci_is_set(tmp_path: Path) -> None:
-    for number, case in enumerate(("unlisted", "missing_extra")):
-        (tmp_path / f"test_{number}.py").write_text("import pytest\n" + SKIPS[case])
-    process = run_alone(tmp_path, SKIPS["expected_failure"], ci="true")
-    assert process.returncode == pytest.ExitCode.TESTS_FAILED
-    _, _, unexpected = process.stdout.partition("unexpected skips")
-    assert re.findall(r"^  .*test_(\d)\.py", unexpected, re.MULTILINE) == ["1", "0"]
-
-
-def test_listed_skips_and_expected_failures_pass(tmp_path: Path) -> None:
-    body = SKIPS["listed"] + SKIPS["expected_failure"].replace("test_it", "test_that")
-    process = run_alone(tmp_path, body, ci="true")
-    assert process.returncode == pytest.ExitCode.OK, process.stdout
-    assert "1 skipped, 1 xfailed" in process.stdout
-
-
-def test_without_ci_a_missing_extra_only_skips(tmp_path: Path) -> None:
-    process = run_alone(tmp_path, SKIPS["missing_extra"], ci="")
-    assert process.returncode == pytest.ExitCode.OK, process.stdout
+    return process.returncode, process.stdout
 
 
 DRAWS = """
@@ -94,13 +75,16 @@ def test_is_not_a_rank_of_a_job():
 """
 
 
-def test_draws_are_the_same_in_every_test_and_none_is_a_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"):
-        monkeypatch.setenv(variable, "1")
-    process = run_alone(tmp_path, DRAWS, ci="")
-    assert process.returncode == pytest.ExitCode.OK, process.stdout
+def test_unlisted_skips_fail_a_run_of_ci_and_draws_repeat(tmp_path: Path) -> None:
+    rank = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"), "1")
+    files = {"skips": SKIPS, "missing": MISSING, "draws": DRAWS}
+    code, output = run_alone(tmp_path, files, CI="true", **rank)
+    assert code == pytest.ExitCode.TESTS_FAILED
+    assert "3 passed, 3 skipped, 1 xfailed" in output, output
+    _, _, unexpected = output.partition("unexpected skips")
+    found = re.findall(r"^  (?:.*/)?test_(\w+)\.py", unexpected, re.MULTILINE)
+    assert found == ["missing", "skips"]
+    assert "not today" in unexpected
 
 
 PROCESSES = """
@@ -175,33 +159,31 @@ def test_needs_none():
 """
 
 
-def test_fast_fails_with_unmarked_tests_that_start_a_process(tmp_path: Path) -> None:
-    process = run_alone(tmp_path, PROCESSES, "true", "--fast", "-W", "ignore")
-    assert process.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "8 failed, 3 passed, 3 errors" in process.stdout
-    assert "test_forks starts a process: mark it @pytest.mark" in process.stdout
-    assert not (tmp_path / "started").exists()
-
-
-def test_fast_leaves_out_what_is_marked_and_processes_runs_it(tmp_path: Path) -> None:
-    body = re.sub(
+def test_fast_runs_what_starts_no_process_and_processes_the_rest(
+    tmp_path: Path,
+) -> None:
+    marked = re.sub(
         r"^def test_(?!needs_none|fails\()",
         "@pytest.mark.processes\ndef test_",
         PROCESSES + "\ndef test_fails():\n    assert False\n",
         flags=re.MULTILINE,
     )
-    process = run_alone(tmp_path, body, "true", "--fast", "-W", "ignore")
-    assert process.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "1 failed, 2 passed, 11 deselected" in process.stdout
-    assert not (tmp_path / "started").exists()
-    collect = ("--collect-only", "-q", "-W", "ignore")
-    process = run_alone(tmp_path, body, "true", "--processes", *collect)
-    names = set(re.findall(r"::test_(\w+)", process.stdout))
-    assert len(names) == 11
-    assert names.isdisjoint({"passes", "needs_none", "fails"})
     whole = PROCESSES + "\npytestmark = [pytest.mark.x, pytest.mark.processes]\n"
-    process = run_alone(tmp_path, whole, "true", "--fast", *collect)
-    assert re.findall(r"::test_(\w+)", process.stdout) == ["passes"]
+    files = {"unmarked": PROCESSES, "marked": marked, "whole": whole}
+    code, output = run_alone(tmp_path / "fast", files, "--fast", CI="true")
+    assert code == pytest.ExitCode.TESTS_FAILED
+    # Of `whole` nothing is imported.
+    assert "9 failed, 3 passed, 11 deselected, 3 errors" in output, output
+    assert "test_forks starts a process: mark it @pytest.mark" in output
+    assert not (tmp_path / "fast" / "started").exists()
+
+    options = ("--processes", "--collect-only", "-q")
+    _, output = run_alone(tmp_path / "processes", files, *options, CI="true")
+    names = set(re.findall(r"test_marked\.py::test_(\w+)", output))
+    assert len(names) == 11
+    assert names.isdisjoint({"needs_none", "fails"})
+    assert len(re.findall(r"test_whole\.py::", output)) == 12
+    assert "test_unmarked.py" not in output
 
 
 def test_every_test_of_the_rooms_of_processes_counts_as_one() -> None:
@@ -251,8 +233,8 @@ def test_is_the_last(cluster):
 
 
 def test_a_process_with_ray_is_neither_forked_nor_disconnected(tmp_path: Path) -> None:
-    process = run_alone(tmp_path, FORKS, "", "-n0", "-rA")
-    lines = re.findall(r"^([A-Z]+) \S+::test_(\w+)", process.stdout, re.MULTILINE)
+    _, output = run_alone(tmp_path, {"it": FORKS, "missing": MISSING}, "-n0", "-rA")
+    lines = re.findall(r"^([A-Z]+) \S+::test_(\w+)", output, re.MULTILINE)
     assert sorted(lines) == [
         ("ERROR", "disconnects"),
         ("ERROR", "forks_it"),
@@ -261,8 +243,8 @@ def test_a_process_with_ray_is_neither_forked_nor_disconnected(tmp_path: Path) -
         ("PASSED", "forks_another"),
         ("PASSED", "forks_it"),
         ("PASSED", "is_the_last"),
-        ("PASSED", "passes"),
-    ], process.stdout
-    assert "mark the test `forks`" in process.stdout
-    assert "each later test would start its own" in process.stdout
-    assert ", in fork\n" in process.stdout
+    ], output
+    assert "mark the test `forks`" in output
+    assert "each later test would start its own" in output
+    assert ", in fork\n" in output
+    assert "unexpected skips" not in output  # A missing extra only skips without CI.

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import mkdocs_hooks
 import pytest
-from environments import with_speeds
 from support.scripts import run_python
 
 from marl_collect.collectors import (
@@ -76,21 +75,6 @@ def test_every_family_has_a_folder_an_extra_and_its_places_on_the_pages() -> Non
         assert target.startswith(f"marl_collect.envs.{name}.provider")
         assert (DOCS.parent / "envs" / name).is_dir()
         assert name in installed_by or name == "pettingzoo"  # Named by its families.
-
-
-def test_speeds_of_families_are_written_into_their_rows() -> None:
-    page = (DOCS / "environments.md").read_text()
-    head = "| row | alternative | time | MB | time / first |\n"
-    row = "| vmas/a, 4 worlds | {} | 1 us per frame | | {} |\n"
-    table = head + row.format("bare loop", "") + row.format("Collector", "1.5 (1 to 2)")
-    assert with_speeds(page, head) == page
-    updated = with_speeds(page, table)
-    pairs = zip(page.splitlines(), updated.splitlines(), strict=True)
-    ((before, after),) = [pair for pair in pairs if pair[0] != pair[1]]
-    assert "`vmas/navigation`" in before
-    *cells, speed, end = after.split("|")
-    assert (speed, end) == (" a, 4 worlds: 1.5 (1 to 2) ", "")
-    assert before.split("|")[:-2] == cells
 
 
 def test_tests_that_the_page_of_faults_names_exist() -> None:

@@ -1,4 +1,4 @@
-"""Installation: the archive for MeltingPot's build, and the progress that is shown."""
+"""Installation: the archive for MeltingPot's build."""
 
 import argparse
 import tarfile
@@ -68,10 +68,3 @@ def test_an_archive_fetched_beforehand_needs_no_network(
 def test_the_installed_version_is_the_one_in_the_constraints() -> None:
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     assert f"dm-meltingpot=={script.VERSION}" in lines
-
-
-def test_the_download_shows_total_rate_and_time_left() -> None:
-    assert script._amount(300_000_000, 900_000_000, 10.0) == (
-        "300 of 900 MB, 30.0 MB/s, 0:20 left"
-    )
-    assert script._amount(300_000_000, 0, 10.0) == "300 MB, 30.0 MB/s"

@@ -38,20 +38,19 @@ LAYERS = [
 ]
 """The rooms of the package, bottom first. A room imports from layers below its own."""
 LOOSE_MODULES = 3
-ENGINE = [
-    path
-    for path in sorted((ROOT / "marl_collect").rglob("*.py"))
-    if path.relative_to(ROOT).parts[1] not in {*LINKS, "training"}
-]
-# Trains with models, so it stands above the engine, which must not know it.
-TRAINING = sorted((ROOT / "marl_collect" / "training").glob("*.py"))
 OUTSIDE_ENGINE = re.compile(r"marl_collect\.(envs|models|training)\b")
 COLLECTING = {
     *("core", "processes", "buffers", "weights", "policies", "rollout"),
     *("parallel_env", "collectors", "distributed"),
 }
 """The rooms that collect data."""
-OUTSIDE_COMMANDS = re.compile(r"marl_collect\.(envs|models)\b")
+DO_WITHOUT = {
+    "cli": {"envs", "models"},  # It finds them by name, through entry points.
+    "training": {"envs"},
+    "models": {"processes", "collectors"},
+    **{room: {"files", "programs"} for room in COLLECTING},
+}
+"""Rooms on lower layers that a room does not import."""
 TORCH = {"torch", "tensordict", "torchrl"}
 FAMILIES = [
     {"pettingzoo", "mpe2", "multi_agent_ale_py"},
@@ -192,30 +191,13 @@ def test_every_package_is_listed_in_pyproject() -> None:
     assert len(listed) == len(packages)
 
 
-@pytest.mark.parametrize("path", ENGINE, ids=dotted)
-def test_the_engine_imports_neither_environments_nor_models(path: Path) -> None:
-    tree = parsed(path)
-    names = imported(ast.walk(tree))
-    outside = OUTSIDE_COMMANDS if "cli" in path.parts else OUTSIDE_ENGINE
-    if "cli" not in path.parts:  # a task named on the command line is looked up by name
-        names |= {
-            argument.value
-            for call in ast.walk(tree)
-            if isinstance(call, ast.Call)
-            for argument in call.args
-            if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
-        }
-    assert not {name for name in names if outside.match(name)}
-
-
-def test_collecting_uses_neither_files_nor_what_programs_share() -> None:
+def test_a_room_does_not_import_what_it_must_do_without() -> None:
     modules = sources()
     imports = {
         (module, other)
         for module, path in modules.items()
-        if room(module) in COLLECTING
         for other in modules_imported(path, modules)
-        if room(other) in {"files", "programs"}
+        if room(other) in DO_WITHOUT.get(room(module), ())
     }
     # Objects of the contract and collectors show themselves in notebooks.
     assert imports == {
@@ -224,28 +206,27 @@ def test_collecting_uses_neither_files_nor_what_programs_share() -> None:
     }
 
 
-@pytest.mark.parametrize("path", TRAINING, ids=dotted)
-def test_training_knows_no_environment(path: Path) -> None:
-    names = imported(ast.walk(parsed(path)))
-    assert not [n for n in names if n.startswith("marl_collect.envs")]
+def test_the_engine_imports_no_module_above_it_by_its_name() -> None:
+    names = {
+        (module, argument.value)
+        for module, path in sources().items()
+        if room(module) not in {"cli", "training", *LINKS}
+        for call in ast.walk(parsed(path))
+        if isinstance(call, ast.Call)
+        for argument in call.args
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    }
+    assert not [name for name in names if OUTSIDE_ENGINE.match(name[1])]
 
 
 @pytest.mark.parametrize("path", sorted(LINKS["envs"].rglob("*.py")), ids=dotted)
-def test_importing_an_environment_module_imports_no_torch(path: Path) -> None:
+def test_an_environment_module_knows_one_family_and_imports_no_torch(
+    path: Path,
+) -> None:
     names = imported(nodes_at_import_time(parsed(path)))
     assert not {name for name in names if name.partition(".")[0] in TORCH}
-
-
-@pytest.mark.parametrize("path", sorted(LINKS["envs"].rglob("*.py")), ids=dotted)
-def test_an_environment_module_knows_one_family_of_libraries(path: Path) -> None:
     used = {name.partition(".")[0] for name in imported(ast.walk(parsed(path)))}
     assert len([family for family in FAMILIES if used & family]) <= 1
-
-
-@pytest.mark.parametrize("path", sorted(LINKS["models"].rglob("*.py")), ids=dotted)
-def test_models_know_neither_processes_nor_environments(path: Path) -> None:
-    forbidden = re.compile(r"marl_collect\.(envs|processes|collectors)\b")
-    assert not [n for n in imported(ast.walk(parsed(path))) if forbidden.match(n)]
 
 
 @pytest.mark.processes

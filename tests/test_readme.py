@@ -65,11 +65,6 @@ def test_its_commands_exist() -> None:
             assert CliRunner().invoke(app, [name, "--help"]).exit_code == 0
 
 
-def test_its_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / target).exists()
-
-
 def test_its_table_has_every_extra() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         extras = tomllib.load(file)["project"]["optional-dependencies"]

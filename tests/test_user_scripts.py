@@ -1,6 +1,7 @@
 """What researchers write, as they write it: scripts without a main guard."""
 
 import os
+import re
 import signal
 import textwrap
 import threading
@@ -17,7 +18,7 @@ from support.scripts import run_python, start_python
 from tensordict.nn import TensorDictModule
 
 pytest.importorskip("pettingzoo")
-from pettingzoo import ParallelEnv
+from support.zoo import Script, ScriptedEnv
 
 from marl_collect import Collector, MultiSyncCollector
 from marl_collect.collectors import collector as collector_module
@@ -27,73 +28,38 @@ from marl_collect.models import MultiAgentMLP
 pytestmark = pytest.mark.processes
 
 
-class Line(ParallelEnv[str, Any, Any]):
-    """Two agents; an observation is noise from the seed plus what was done."""
+def scripted(bug: str = "") -> ScriptedEnv:
+    """Return an environment of two agents, with a mistake."""
+    env = ScriptedEnv(Script(n_agents=2, action=spaces.Discrete(4)))
+    step = env.step
 
-    metadata = {"name": "line_v0"}
-    possible_agents = ["a_0", "a_1"]
+    def step_with_array(actions: dict[str, Any]) -> Any:
+        observations, rewards, *others = step(actions)
+        return observations, rewards | {"agent_1": np.ones(2)}, *others
 
-    def __init__(self, bug: str = "") -> None:
-        self.bug = bug
-
-    def observation_space(self, agent: str) -> spaces.Space[Any]:
-        del agent
-        return spaces.Box(-100, 100, (3,), np.float32)
-
-    def action_space(self, agent: str) -> spaces.Space[Any]:
-        del agent
-        return spaces.Discrete(4)
-
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        del options
-        self.random = np.random.default_rng(seed)
-        self.agents = list(self.possible_agents)
-        self.at = dict.fromkeys(self.agents, 0.0)
-        self.steps = 0
-        if self.bug == "reset":
-            return self._look()
-        return self._look(), {agent: {} for agent in self.agents}
-
-    def step(self, actions: dict[str, Any]) -> Any:
-        self.steps += 1
-        for agent, action in actions.items():
-            self.at[agent] += float(action)
-        rewards: dict[str, Any] = dict(self.at)
-        if self.bug == "reward":
-            rewards["a_1"] = np.ones(2)
-        over = self.steps >= 7
-        result: Any = (
-            self._look(),
-            rewards,
-            dict.fromkeys(self.agents, over),
-            dict.fromkeys(self.agents, False),
-            {agent: {} for agent in self.agents},
-        )
-        if over:
-            self.agents = []
-        return result
-
-    def _look(self) -> dict[str, Any]:
-        noise = self.random.uniform(-1, 1, 3)
-        return {agent: noise + self.at[agent] for agent in self.agents}
+    if bug == "reset":
+        vars(env)["reset"] = lambda **_: {}
+    if bug == "reward":
+        vars(env)["step"] = step_with_array
+    return env
 
 
 def line(bug: str = "") -> Callable[[], PettingZooWrapper]:
-    return lambda: PettingZooWrapper(Line(bug))
+    return lambda: PettingZooWrapper(scripted(bug))
 
 
 def network(
-    *, features: int = 3, n_agents: int = 2, group: str = "a"
+    *, features: int = 3, n_agents: int = 2, group: str = "agent"
 ) -> TensorDictModule:
     return TensorDictModule(
         MultiAgentMLP(features, 4, n_agents, centralised=False, share_params=True),
         in_keys=[(group, "observation")],
-        out_keys=[("a", "action")],
+        out_keys=[("agent", "action")],
     )
 
 
 def act(shape: tuple[int, ...], value: float) -> Callable[[Any], Any]:
-    return lambda td: td.set(("a", "action"), torch.full((len(td), *shape), value))
+    return lambda td: td.set(("agent", "action"), torch.full((len(td), *shape), value))
 
 
 MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
@@ -112,7 +78,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "The environment factory is the first argument, the policy the second.",
     ),
-    "no wrapper": (lambda: run(Line), TypeError, r"PettingZooWrapper\(Line\("),
+    "no wrapper": (
+        lambda: run(ScriptedEnv),
+        TypeError,
+        r"PettingZooWrapper\(ScriptedEnv\(",
+    ),
     "a class for a policy": (
         lambda: run(line(), MultiAgentMLP),
         TypeError,
@@ -146,22 +116,22 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a key that is not there": (
         lambda: run(line(), network(group="b")),
         KeyError,
-        "reads .*b/observation.* provides .*a/observation",
+        "reads .*b/observation.* provides .*agent/observation",
     ),
     "logits for actions": (
         lambda: run(line(), network()),
         ValueError,
-        r"a/action has shape \[2, 4\] .* line_v0 expects \[2\], int64. Take the argmax",
+        r"agent/action has shape \[2, 4\] .* expects \[2\], int64. Take the argmax",
     ),
     "fractions for actions": (
         lambda: run(line(), act((2,), 0.7)),
         TypeError,
-        "a/action has dtype float32, but line_v0 expects integers",
+        "agent/action has dtype float32, but scripted_v0 expects integers",
     ),
     "an action that does not exist": (
         lambda: run(line(), act((2,), 9)),
         ValueError,
-        "The action 9 of agent a_0 in a/action is outside 0 to 3",
+        "The action 9 of agent agent_0 in agent/action is outside 0 to 3",
     ),
     "a fraction of a frame": (
         lambda: run(line(), frames_per_batch=20.0),
@@ -191,7 +161,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a reward that is no number": (
         lambda: run(line("reward")),
         ValueError,
-        "The reward of agent a_1 must be a number, but is array",
+        "The reward of agent agent_1 must be a number, but is array",
     ),
 }
 
@@ -226,70 +196,21 @@ def script(text: str, tmp_path: Path) -> Path:
     return path
 
 
-OWN_TRAINING = """
-    import numpy as np, torch
-    from gymnasium import spaces
-    from pettingzoo import ParallelEnv
-    from marl_collect import MultiAsyncCollector, check_env, evaluate
-    from marl_collect.envs import PettingZooWrapper
-    from marl_collect.models import make_policy
-
-    class Mine(ParallelEnv):
-        metadata = {"name": "mine_v0"}
-        possible_agents = ["a", "b"]
-        def observation_space(self, agent):
-            return spaces.Dict({
-                "image": spaces.Box(0, 255, (32, 32, 3), np.uint8),
-                "speed": spaces.Box(-1, 1, (2,), np.float32),
-            })
-        def action_space(self, agent):
-            return spaces.MultiDiscrete([3, 2])
-        def reset(self, seed=None, options=None):
-            self.random = np.random.default_rng(seed)
-            self.agents, self.steps = ["a", "b"], 0
-            return self.look(), {a: {} for a in self.agents}
-        def look(self):
-            return {a: {
-                "image": self.random.integers(0, 256, (32, 32, 3), np.uint8),
-                "speed": self.random.uniform(-1, 1, 2).astype(np.float32),
-            } for a in self.agents}
-        def step(self, actions):
-            self.steps += 1
-            over = self.steps >= 9
-            rewards = {a: float(actions[a][0]) for a in self.agents}
-            result = (self.look(), rewards, dict.fromkeys(self.agents, over),
-                      dict.fromkeys(self.agents, False), {a: {} for a in self.agents})
-            if over:
-                self.agents = []
-            return result
-
-    make_env = lambda: PettingZooWrapper(Mine(), group_map={"team": ["a", "b"]})
-    check_env(make_env)
-    collector = MultiAsyncCollector([make_env] * 2, make_policy(make_env),
-                                    frames_per_batch=18, total_frames=72)
-    optimizer = torch.optim.Adam(collector.policy.parameters())
-    for batch in collector:
-        log_prob = collector.policy.get_dist(batch).log_prob(batch["team", "action"])
-        loss = -(log_prob * batch["next", "team", "reward"].squeeze(-1)).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        collector.update_policy_weights_()
-    print(evaluate(collector.policy, make_env, episodes=2).episodes[0].length)
-    print(collector.policy_version)
-"""
+TUTORIAL = Path(__file__).parents[1] / "docs" / "tutorials" / "own_environment.md"
 
 
-def test_own_environment_and_training_run_from_a_script(tmp_path: Path) -> None:
-    process = run_python(script(OWN_TRAINING, tmp_path))
+@pytest.mark.parametrize("from_stdin", [False, True])
+def test_own_environment_and_collection_run_from_a_script(
+    from_stdin: bool, tmp_path: Path
+) -> None:
+    """Its classes are those of ``__main__``, which workers do not run."""
+    blocks = re.findall(r"^```python\n(.*?)^```", TUTORIAL.read_text(), re.M | re.S)
+    if from_stdin:
+        process = run_python("-", input="\n".join(blocks))
+    else:
+        process = run_python(script("\n".join(blocks), tmp_path))
     assert process.returncode == 0, process.stderr
-    assert process.stdout.split() == ["9", "4"]
-
-
-def test_own_environment_and_training_run_from_stdin() -> None:
-    process = run_python("-", input=textwrap.dedent(OWN_TRAINING))
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.split() == ["9", "4"]
+    assert process.stdout.count("torch.Size([2, 50, 2, 2])") == 2
 
 
 NEVER_CLOSED = """
@@ -350,20 +271,21 @@ def test_ctrl_c_does_not_wait_for_the_batch_in_the_making(tmp_path: Path) -> Non
     wait_until(has_no_process)
 
 
-class Closing(Line):
-    """Is slow, and notes its steps and its end."""
+def closing(folder: Path) -> PettingZooWrapper:
+    """Return a slow environment that notes its steps and its end."""
+    env = scripted()
+    step = env.step
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder = folder
-
-    def step(self, actions: dict[str, Any]) -> Any:
-        (self.folder / f"steps-{os.getpid()}").touch()
+    def slow_step(actions: dict[str, Any]) -> Any:
+        (folder / f"steps-{os.getpid()}").touch()
         threading.Event().wait(0.05)  # A slow environment.
-        return super().step(actions)
+        return step(actions)
 
-    def close(self) -> None:
-        (self.folder / f"closed-{os.getpid()}").touch()
+    def close() -> None:
+        (folder / f"closed-{os.getpid()}").touch()
+
+    vars(env).update(step=slow_step, close=close)
+    return PettingZooWrapper(env)
 
 
 def test_workers_amid_a_long_batch_close_their_environments(
@@ -372,7 +294,7 @@ def test_workers_amid_a_long_batch_close_their_environments(
     # Else a worker that gets no processor time for two seconds is killed.
     monkeypatch.setattr(collector_module, "ERROR_CLOSE_SECONDS", SOON)
     collector = MultiSyncCollector(
-        [lambda: PettingZooWrapper(Closing(tmp_path))] * 2, frames_per_batch=4000
+        [lambda: closing(tmp_path)] * 2, frames_per_batch=4000
     )
 
     def press_ctrl_c() -> None:

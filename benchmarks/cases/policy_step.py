@@ -2,16 +2,14 @@
 
 Three agents observe 31 numbers each, and networks have two hidden layers of 64 units.
 "network only" is the network alone; the other policies also sample an action and
-compute its log-probability. Then follow policies made of TorchRL's modules. The last
-row is the cost of a rollout without policy and environment: random actions in an
-environment with negligible cost.
+compute its log-probability. The last row is the cost of a rollout without policy and
+environment: random actions in an environment with negligible cost.
 """
 
 import itertools
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,6 @@ from tensordict.nn import InteractionType, TensorDictModule, set_interaction_typ
 
 from cases.case import Case, collecting
 from marl_collect.core.description import EnvDescription, GroupDescription, allocate
-from marl_collect.core.signature import IS_INIT
 from marl_collect.models.mlp import MultiAgentMLP
 from marl_collect.models.policy import make_policy
 from marl_collect.policies.fused.runner import FusedRunner
@@ -81,8 +78,6 @@ def bound(acting: Any, description: EnvDescription, n_envs: int) -> list[PolicyR
             memory["agents", "action_mask"].fill(True)
         runner.probe(memory)
         memory |= allocate(runner.signature.memory(description), (n_envs,))
-        if runner.signature.reads_is_init:
-            memory[IS_INIT] = np.zeros((n_envs, 1), np.bool_)
         runner.bind(memory)
     if not fused.explain().startswith("Fused"):
         raise RuntimeError(fused.explain())
@@ -120,100 +115,7 @@ def cases() -> list[Case]:
         build = partial(runners, name, n_envs, share_params=share_params)
         title = f"{name}, {kind} parameters, envs: {n_envs}"
         table.append(Case(title, partial(both, build=build, n_envs=n_envs), "frame"))
-    if find_spec("torchrl") is not None:
-        for n_envs, name in itertools.product(ENVS, torchrl_policies()):
-            build = partial(torchrl_runners, name, n_envs)
-            alternatives = partial(both, build=build, n_envs=n_envs)
-            table.append(
-                Case(f"TorchRL's {name}, envs: {n_envs}", alternatives, "frame")
-            )
     return [*table, Case("a rollout without policy and environment", rollout, "frame")]
-
-
-def torchrl_policies() -> dict[str, tuple[Any, Any]]:
-    """Return action spaces and policies of TorchRL's modules, by name."""
-    from tensordict.nn import NormalParamExtractor, TensorDictSequential
-    from torchrl.data import Bounded, Categorical, Composite
-    from torchrl.modules import (
-        AdditiveGaussianModule,
-        EGreedyModule,
-        MultiAgentMLP,
-        OrnsteinUhlenbeckProcessModule,
-        ProbabilisticActor,
-        QValueModule,
-        TanhDelta,
-        TanhNormal,
-    )
-
-    observation, action = ("agents", "observation"), ("agents", "action")
-    limits = {"low": -torch.ones(4), "high": torch.ones(4)}
-
-    def spec(leaf: Any) -> Any:
-        return Composite(agents=Composite(action=leaf, shape=(AGENTS,)))
-
-    def network(*keys: str, outputs: int = 4, after: Any = None) -> Any:
-        net: Any = MultiAgentMLP(
-            INPUTS, outputs, AGENTS, centralised=False, share_params=True, depth=2,
-            num_cells=64,
-        )  # fmt: skip
-        net = torch.nn.Sequential(net, after) if after else net
-        return TensorDictModule(net, [observation], [("agents", key) for key in keys])
-
-    def actor(kind: Any, net: Any) -> Any:
-        return ProbabilisticActor(
-            net,
-            in_keys=net.out_keys,
-            out_keys=[action],
-            distribution_class=kind,
-            distribution_kwargs=limits,
-            return_log_prob=kind is TanhNormal,
-        )
-
-    box = spec(Bounded(-1, 1, (AGENTS, 4)))
-    choices = spec(Categorical(4, (AGENTS,)))
-    keys = [("agents", "action_value"), ("agents", "chosen_action_value")]
-    q_values = QValueModule(
-        action_value_key=keys[0],
-        out_keys=[action, *keys],
-        spec=choices,
-        action_space="categorical",
-    )
-    bounded, discrete = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(4)
-    delta = actor(TanhDelta, network("param"))
-    normal = network("loc", "scale", outputs=8, after=NormalParamExtractor())
-    clamp = TensorDictModule(lambda x: x.clamp(-1, 1), [action], [action])
-    clamp.pure_forward = True
-    modules: dict[str, tuple[Any, list[Any]]] = {
-        "QValueModule, EGreedyModule": (
-            discrete,
-            [
-                network("action_value"),
-                q_values,
-                EGreedyModule(choices, action_key=action),
-            ],
-        ),
-        "TanhDelta, AdditiveGaussianModule": (
-            bounded,
-            [delta, AdditiveGaussianModule(box, action_key=action)],
-        ),
-        "TanhDelta, OrnsteinUhlenbeckProcessModule": (
-            bounded,
-            [delta, OrnsteinUhlenbeckProcessModule(box.clone(), action_key=action)],
-        ),
-        "ProbabilisticActor, TanhNormal": (bounded, [actor(TanhNormal, normal)]),
-        "a lambda": (bounded, [network("action"), clamp]),
-    }
-    return {k: (space, TensorDictSequential(*m)) for k, (space, m) in modules.items()}
-
-
-def torchrl_runners(name: str, n_envs: int) -> list[PolicyRunner]:
-    """Return runners of a policy made of TorchRL's modules."""
-    space, acting = torchrl_policies()[name]
-    agents = tuple(f"agent_{i}" for i in range(AGENTS))
-    description = EnvDescription(
-        "benchmark", {"agents": GroupDescription(agents, BOX, space)}
-    )
-    return bound(acting, description, n_envs)
 
 
 def rollout(stack: ExitStack) -> dict[str, Alternative]:

@@ -4,20 +4,14 @@ The environment is simple_spread with three agents. Networks have two hidden lay
 64 units; the recurrent ones have 64 units. Distributions of actions are the same, but
 for exploration modules, which add their noise to a deterministic action. A recurrent
 module of TorchRL acts once for all agents and ``make_policy``'s once per agent.
-
-Rows with two workers count elapsed time, and the processor time of all processes.
 """
 
-import itertools
-import os
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
-from harness.processes import VARIABLE, cpu_seconds, find
 from harness.turns import Alternative
 from tensordict.nn import (
     NormalParamExtractor,
@@ -28,12 +22,11 @@ from tensordict.nn import (
 from torch import nn
 
 from cases.case import Case, collecting
-from marl_collect import Collector, MultiSyncCollector
+from marl_collect import Collector
 from marl_collect.envs import PettingZooEnv
 from marl_collect.models.policy import make_policy
 
 AGENTS, INPUTS, ACTIONS, UNITS, FRAMES = 3, 18, 5, 64, 1_000
-_MARK = f"torchrl_policies-{os.getpid()}"
 OBSERVATION, ACTION = ("agent", "observation"), ("agent", "action")
 LOGITS = ("agent", "logits")
 DISCRETE: dict[str, Any] = {}
@@ -143,27 +136,21 @@ def make_env(options: dict[str, Any]) -> PettingZooEnv:
     return PettingZooEnv("simple_spread_v3", **options)
 
 
-def collectors(stack: ExitStack, row: Row, workers: int) -> dict[str, Alternative]:
-    """Return collectors of both policies, each with workers of its own.
+def collectors(stack: ExitStack, row: Row) -> dict[str, Alternative]:
+    """Return collectors of both policies.
 
     Raises:
         RuntimeError: if a policy is not fused.
     """
-    os.environ[VARIABLE] = _MARK  # Workers inherit it.
     env_options, options, theirs = row
     factory = partial(make_env, env_options)
     cells = (UNITS, UNITS)
     ours = make_policy(factory, share_params=True, num_cells=cells, **options)
     alternatives = {}
     for name, acting in {"make_policy": ours, "TorchRL's modules": theirs()}.items():
-        new_collector: Any = (
+        collector = stack.enter_context(
             Collector(factory, acting, frames_per_batch=FRAMES, seed=0)
-            if workers == 0
-            else MultiSyncCollector(
-                [factory] * workers, acting, frames_per_batch=FRAMES, seed=0
-            )
         )
-        collector = stack.enter_context(new_collector)
         collector.next()
         if "Fused" not in str(collector.explain()):
             raise RuntimeError(str(collector.explain()))
@@ -171,28 +158,8 @@ def collectors(stack: ExitStack, row: Row, workers: int) -> dict[str, Alternativ
     return alternatives
 
 
-def _processor_time() -> float:
-    """Return the processor time of all workers and of this process."""
-    return cpu_seconds([os.getpid(), *find(_MARK)])
-
-
 def cases() -> list[Case]:
-    """Return the rows: every policy in one process, and with two workers."""
-    rows = [
-        Case(
-            f"{name}, one process",
-            partial(collectors, row=row, workers=0),
-            "frame",
-        )
-        for name, row in ROWS.items()
-    ]
-    clocks = {"elapsed": time.perf_counter, "processor": _processor_time}
-    return rows + [
-        Case(
-            f"{name}, two workers, {clock} time",
-            partial(collectors, row=row, workers=2),
-            "frame",
-            clock=clocks[clock],
-        )
-        for (name, row), clock in itertools.product(ROWS.items(), clocks)
+    """Return a row per policy."""
+    return [
+        Case(name, partial(collectors, row=row), "frame") for name, row in ROWS.items()
     ]

@@ -158,18 +158,13 @@ def with_options(system: System, **options: Any) -> System:
 def ours(base: System, *, kind: str, frames_per_batch: int = 1000) -> System:
     """Return our collector of a kind."""
     options = {"kind": kind, "frames_per_batch": frames_per_batch}
-    return replace(
-        base,
-        runner="ours.collectors",
-        options=base.options | options,
-        pause=kind == "async",
-    )
+    return replace(base, runner="ours.collectors", options=base.options | options)
 
 
 def torchrl_system(base: System, candidate: str) -> System:
     """Return TorchRL's collector in one of its configurations."""
     options = CANDIDATES[candidate]
-    if base.workload in ("commons_harvest", "coins"):
+    if base.workload == "commons_harvest":
         options = {**options, "frames_per_batch": 200}
     return replace(
         base,

@@ -50,7 +50,7 @@ class System:
     Attributes:
         runner: module with ``build(system)``, such as ``"limits.stock"``.
         workload: name in ``workloads.table``.
-        policy: ``"random"``, ``"mlp"``, ``"unshared"`` or ``"cnn"``.
+        policy: ``"random"`` or ``"mlp"``.
         workers: processes that step environments.
         copies: processes that are measured at once, each a system by itself.
         options: of the runner.

@@ -26,12 +26,10 @@ class Alternative:
 
     Attributes:
         call: is measured.
-        prepare: is called before each call, untimed.
         nbytes: returns the size of what the call has made, in bytes.
     """
 
     call: Call
-    prepare: Callable[[], object] | None = None
     nbytes: Callable[[], float] | None = None
 
     @classmethod
@@ -60,9 +58,7 @@ def measure(
         elapsed, _ = _window(alternative, 1, 0.0, clock)
         if elapsed < _SLOW:  # The first call compiles, allocates and fills caches.
             elapsed, _ = _window(alternative, 1, 0.0, clock)
-        # A preparation must run before every call, so each call is timed alone.
-        has_prepare = alternative.prepare is not None
-        repeats[name] = 1 if has_prepare else max(1, int(_TICK / max(elapsed, 1e-6)))
+        repeats[name] = max(1, int(_TICK / max(elapsed, 1e-6)))
     times: dict[str, list[float]] = {name: [] for name in alternatives}
     for repetition in range(rounds):
         order = list(alternatives.items())
@@ -76,13 +72,10 @@ def _window(
     alternative: Alternative, repeats: int, seconds: float, clock: Callable[[], float]
 ) -> tuple[float, float]:
     """Call until the seconds are over, at least once; return seconds and work."""
-    call, prepare = alternative.call, alternative.prepare
     elapsed = work = 0.0
     while not work or elapsed < seconds:
-        if prepare is not None:
-            prepare()
         begin = clock()
         for _ in range(repeats):
-            work += call()
+            work += alternative.call()
         elapsed += clock() - begin
     return elapsed, work

@@ -37,7 +37,7 @@ def acting(system: System) -> dict[str, Act]:
     if system.policy == "random":
         return {}
     groups = WORKLOADS[system.workload].groups
-    return {name: act_for(group, system.policy) for name, group in groups.items()}
+    return {name: act_for(group) for name, group in groups.items()}
 
 
 def measure_loop(

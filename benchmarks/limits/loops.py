@@ -59,7 +59,8 @@ class OurLoop:
             for joint in actions
         ]
         self._acts = [
-            (act, *_ends(self.row, group)) for group, act in (acts or {}).items()
+            (act, self.row[group, "observation"], self.row[group, "action"])
+            for group, act in (acts or {}).items()
         ]
         env.bind(self.row)
 
@@ -96,13 +97,10 @@ class PettingZooLoop:
         actions: list[dict[str, Any]],
         group_map: Mapping[str, Sequence[str]],
         acts: Acts | None = None,
-        *,
-        done_on_any: bool,
     ) -> None:
         """Take an environment that is not reset yet."""
         self._env = env
-        self._ended = True
-        self._any = done_on_any
+        self._begun = False
         self._actions = [
             {
                 agent: joint[group][row]
@@ -119,11 +117,11 @@ class PettingZooLoop:
     @property
     def over(self) -> bool:
         """Whether the episode ended."""
-        return self._ended or not self._env.agents
+        return not (self._begun and self._env.agents)
 
     def reset(self, seed: int) -> None:
         """Begin an episode."""
-        self._ended = False
+        self._begun = True
         self._observations, _ = self._env.reset(seed=seed)
 
     def step(self, number: int) -> None:
@@ -134,10 +132,7 @@ class PettingZooLoop:
         else:
             joint = self._actions[number]
             actions = {agent: joint[agent] for agent in env.agents}
-        observations, _, terminations, truncations, _ = env.step(actions)
-        self._observations = observations
-        if self._any:
-            self._ended = any(terminations.values()) or any(truncations.values())
+        self._observations, *_ = env.step(actions)
 
     def close(self) -> None:
         """Close the environment."""
@@ -155,13 +150,10 @@ class PettingZooLoop:
 class MeltingpotLoop:
     """A substrate that MeltingPot built, stepped with a list of actions."""
 
-    def __init__(
-        self, env: Any, actions: list[dict[str, Any]], acts: Acts | None = None
-    ) -> None:
+    def __init__(self, env: Any, actions: list[dict[str, Any]]) -> None:
         """Take a substrate that is not reset yet."""
         self._env = env
         self._actions = [joint["agents"].tolist() for joint in actions]
-        self._act = (acts or {}).get("agents")
         self._timestep: Any = None
 
     @property
@@ -175,19 +167,9 @@ class MeltingpotLoop:
         self._timestep = self._env.reset()
 
     def step(self, number: int) -> None:
-        """Step with the joint action of this number, or with the policy's."""
-        actions = self._actions[number]
-        if self._act is not None:
-            observed = self._timestep.observation
-            actions = self._act(np.stack([o["RGB"] for o in observed])).tolist()
-        self._timestep = self._env.step(actions)
+        """Step with the joint action of this number."""
+        self._timestep = self._env.step(self._actions[number])
 
     def close(self) -> None:
         """Give everything back."""
         self._env.close()
-
-
-def _ends(row: Any, group: str) -> tuple[Any, Any]:
-    picture = (group, "observation", "RGB")
-    observed = row[picture] if picture in row else row[group, "observation"]
-    return observed, row[group, "action"]

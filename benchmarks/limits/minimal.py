@@ -14,13 +14,10 @@ Act = Callable[[NDArray[Any]], NDArray[Any]]
 """From the observations of a group, ``[n, ...]``, to its actions."""
 
 
-def act_for(group: Group, policy: str) -> Act:
-    """Return the fastest known forward pass of a policy that all agents share."""
+def act_for(group: Group) -> Act:
+    """Return the fastest known forward pass of the network that all agents share."""
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    if policy == "cnn":
-        network = networks.pictures(group).eval()
-        return lambda observed: network(torch.from_numpy(observed)).numpy()
     ways = [_numpy(group), _torch(group)]
     sample = np.zeros((group.agents, group.inputs), np.float32)
     seconds = [_seconds(way, sample) for way in ways]

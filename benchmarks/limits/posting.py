@@ -20,15 +20,6 @@ _HOUR = 3600.0
 Step = Callable[[], None]
 
 
-def _nothing() -> None:
-    pass
-
-
-def _no_work(process: int) -> Step:
-    del process
-    return _nothing
-
-
 @final
 class Posting:
     """N processes that take a step when they are asked to, and end with who asks."""
@@ -36,7 +27,7 @@ class Posting:
     def __init__(
         self,
         count: int,
-        build: Callable[[int], Step] = _no_work,
+        build: Callable[[int], Step],
         *,
         spin: float = 0.0,
     ) -> None:

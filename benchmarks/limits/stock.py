@@ -14,13 +14,12 @@ def build(system: System) -> Measure:
     """Build the environment and return what measures the loop."""
     workload = WORKLOADS[system.workload]
     env: Any = workload.stock(**system.options.get("environment", {}))
-    actions, acts = draw_actions(workload.name), acting(system)
+    actions = draw_actions(workload.name)
     if workload.family == "meltingpot":
-        return measure_loop(MeltingpotLoop(env, actions, acts))
+        return measure_loop(MeltingpotLoop(env, actions))
     env.reset(seed=0)
     group_map = {
         name: [agent for agent in env.possible_agents if agent.startswith(f"{name}_")]
         for name in workload.groups
     }
-    loop = PettingZooLoop(env, actions, group_map, acts, done_on_any=False)
-    return measure_loop(loop)
+    return measure_loop(PettingZooLoop(env, actions, group_map, acting(system)))

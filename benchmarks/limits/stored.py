@@ -78,10 +78,6 @@ class StoringLoop:
         """Read every byte that is stored, and begin anew."""
         for memory in self.stored:
             memory.view(np.int64).sum()
-        self.rewind()
-
-    def rewind(self) -> None:
-        """Begin anew with the first frame."""
         self._frame = 0
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
-"""Makes an environment for each peer that needs one of its own, with a deadline.
+"""Makes the environment of PufferLib, with a deadline.
 
-    python benchmarks/peers/install.py                     # all, into .peers/
+    python benchmarks/peers/install.py                     # into .peers/
     python benchmarks/peers/install.py --minutes 5
 
-A failure ends nothing: it is recorded with its reason in ``installed.json``, and the
-report shows it. ``suite.py`` finds the environments by that file.
+A failure is recorded with its reason in ``installed.json``. ``suite.py`` finds the
+environment by that file.
 """
 
 import argparse
@@ -14,70 +14,46 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from peers.installed import REPORT, folder, installed
 
+NAME = "pufferlib"
+# It imports psutil and filelock without asking for them; it is built here, with the
+# numpy that it runs with, and needs no torch for stepping.
+STEPS: tuple[tuple[str, ...], ...] = (
+    ("setuptools<70", "wheel", "cython", "numpy<2", "psutil", "filelock"),
+    (
+        *("--no-build-isolation", "pufferlib==1.0.1", "numpy<2"),
+        *("gymnasium==0.29.1", "pettingzoo==1.24.1"),
+    ),
+)
+"""Arguments of ``pip install``, one call after the other."""
+CHECK = "import pufferlib.vector, pufferlib.emulation, pettingzoo"
 _VERSIONS = (
-    "import importlib.metadata as m, json, sys; "
-    "print(json.dumps({d.metadata['Name'].lower(): d.version "
-    "for d in m.distributions() if d.metadata['Name']}))"
+    "import importlib.metadata as m, json; print(json.dumps({name: m.version(name) "
+    "for name in ('pufferlib', 'numpy', 'gymnasium', 'pettingzoo')}))"
 )
 
 
-@final
-@dataclass(frozen=True)
-class Peer:
-    """What an environment needs.
-
-    Attributes:
-        steps: arguments of ``pip install``, one call after the other.
-        check: imports that show that it works.
-        shown: packages whose versions are recorded.
-    """
-
-    steps: tuple[tuple[str, ...], ...]
-    check: str
-    shown: tuple[str, ...]
-
-
-PEERS = {
-    # It imports psutil and filelock without asking for them; it is built here, with the
-    # numpy that it runs with, and needs no torch for stepping.
-    "pufferlib": Peer(
-        (
-            ("setuptools<70", "wheel", "cython", "numpy<2", "psutil", "filelock"),
-            (
-                "--no-build-isolation",
-                "pufferlib==1.0.1",
-                "numpy<2",
-                "gymnasium==0.29.1",
-                "pettingzoo==1.24.1",
-            ),
-        ),
-        "import pufferlib.vector, pufferlib.emulation, pettingzoo",
-        ("pufferlib", "numpy", "gymnasium", "pettingzoo"),
-    ),
-}
-
-
-def install(name: str, peer: Peer, at: Path, seconds: float) -> dict[str, Any]:
-    """Make one environment; return status, reason and versions."""
+def install(at: Path, seconds: float) -> dict[str, Any]:
+    """Make the environment in a folder; return status, reason and versions."""
     end = time.monotonic() + seconds
-    python = str(at / name / "bin" / "python")
-    commands = [[sys.executable, "-m", "venv", str(at / name)]]
+    python = str(at / NAME / "bin" / "python")
     pip = [python, "-m", "pip", "install", "--quiet", "--prefer-binary"]
-    commands += [[*pip, *step] for step in peer.steps]
-    commands.append([python, "-c", peer.check])
-    path = os.pathsep.join([str(at / name / "bin"), os.environ.get("PATH", "")])
+    commands = [
+        [sys.executable, "-m", "venv", str(at / NAME)],
+        *([*pip, *step] for step in STEPS),
+        [python, "-c", CHECK],
+    ]
+    path = os.pathsep.join([str(at / NAME / "bin"), os.environ.get("PATH", "")])
     for number, command in enumerate(commands):
         seconds_left = end - time.monotonic()
         print(
-            f"  step {number + 1} of {len(commands)}, {seconds_left:.0f} s left",
+            f"step {number + 1} of {len(commands)}, {seconds_left:.0f} s left",
             flush=True,
         )
         failure = _run(command, seconds_left, os.environ | {"PATH": path})
@@ -86,13 +62,7 @@ def install(name: str, peer: Peer, at: Path, seconds: float) -> dict[str, Any]:
     process = subprocess.run(
         [python, "-c", _VERSIONS], capture_output=True, text=True, check=True
     )
-    installed_versions = json.loads(process.stdout)
-    versions = {
-        package: installed_versions[package]
-        for package in peer.shown
-        if package in installed_versions
-    }
-    return {"status": "ok", "reason": "", "versions": versions}
+    return {"status": "ok", "reason": "", "versions": json.loads(process.stdout)}
 
 
 def _run(command: list[str], seconds: float, env: Mapping[str, str]) -> str:
@@ -118,17 +88,14 @@ def main() -> None:
     """Install, and write down what came of it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--at", type=Path, help="folder; .peers of the checkout")
-    parser.add_argument("--minutes", type=float, default=10.0, help="for each")
-    parser.add_argument("--only", nargs="+", default=list(PEERS), choices=PEERS)
+    parser.add_argument("--minutes", type=float, default=10.0)
     arguments = parser.parse_args()
     at = folder(arguments.at)
     at.mkdir(parents=True, exist_ok=True)
-    path, report = at / REPORT, installed(at)
-    for number, name in enumerate(arguments.only):
-        print(f"{number + 1} of {len(arguments.only)}: {name}", flush=True)
-        report[name] = install(name, PEERS[name], at, 60 * arguments.minutes)
-        path.write_text(json.dumps(report, indent=1), encoding="utf-8")
-        print(f"{name}: {report[name]['status']} {report[name]['reason']}", flush=True)
+    result = install(at, 60 * arguments.minutes)
+    text = json.dumps(installed(at) | {NAME: result}, indent=1)
+    (at / REPORT).write_text(text, encoding="utf-8")
+    print(f"{NAME}: {result['status']} {result['reason']}")
 
 
 if __name__ == "__main__":

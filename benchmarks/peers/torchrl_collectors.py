@@ -56,8 +56,8 @@ def build(system: System) -> Measure:
 
     torch.set_num_threads(1)
     system_options = system.options
-    make = torchrl_factory(system.workload, system_options.get("environment", {}))
-    acting = policy(system.workload, system.policy, "torchrl")
+    make = torchrl_factory(system.workload)
+    acting = policy(system.workload, system.policy)
     options = {
         "frames_per_batch": system_options.get("frames_per_batch", 1000),
         "total_frames": -1,

@@ -1,6 +1,6 @@
 """Figures of a run: estimates and paired ratios, by experiment and label."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, final
 
 from harness.estimates import Estimate
@@ -106,16 +106,3 @@ class Reading:
         other_costs = self.cpu_per_frame(experiment, other)
         rounds = min(len(our_costs), len(other_costs))
         return Estimate.of_ratios(our_costs[:rounds], other_costs[:rounds])
-
-    def errors(self) -> Iterator[tuple[str, str, str]]:
-        """Yield experiment, label and reason of all that failed."""
-        for name, record in self.experiments.items():
-            if record["status"] != "ok":
-                yield name, "", record["reason"]
-                continue
-            for label, entry in record["systems"].items():
-                if entry["error"]:
-                    yield name, label, entry["error"]
-            for label, grid in record["grids"].items():
-                for candidate, error in grid["errors"].items():
-                    yield name, f"{label}: {candidate}", error

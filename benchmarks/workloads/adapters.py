@@ -3,14 +3,16 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from workloads.table import WORKLOADS, Workload
+from workloads.table import WORKLOADS
 
 PICTURE = "RGB"
 
 
 def our_factory(name: str, keywords: Mapping[str, Any] = {}) -> Callable[[], Any]:
     """Return a factory of our environment."""
-    workload = _checked(name, keywords)
+    workload = WORKLOADS[name]
+    if keywords and workload.task:
+        raise ValueError(f"{name} takes no keywords, but found {dict(keywords)}.")
 
     def make() -> Any:
         if workload.family == "meltingpot":
@@ -28,25 +30,18 @@ def our_factory(name: str, keywords: Mapping[str, Any] = {}) -> Callable[[], Any
     return make
 
 
-def torchrl_factory(name: str, keywords: Mapping[str, Any] = {}) -> Callable[[], Any]:
+def torchrl_factory(name: str) -> Callable[[], Any]:
     """Return a factory of TorchRL's environment, with the same keys stored."""
-    workload = _checked(name, keywords)
+    workload = WORKLOADS[name]
 
     def make() -> Any:
         if workload.family == "meltingpot":
             return _torchrl_meltingpot(workload.task)
         from torchrl.envs import PettingZooWrapper
 
-        return PettingZooWrapper(workload.stock(**keywords))
+        return PettingZooWrapper(workload.stock())
 
     return make
-
-
-def _checked(name: str, keywords: Mapping[str, Any]) -> Workload:
-    workload = WORKLOADS[name]
-    if keywords and workload.task:
-        raise ValueError(f"{name} takes no keywords, but found {dict(keywords)}.")
-    return workload
 
 
 def _torchrl_meltingpot(task: str) -> Any:

@@ -39,18 +39,15 @@ class BurningEnv(FreeEnv):
 
     metadata = {"name": "burning_v0", "render_modes": []}  # noqa: RUF012 - PettingZoo's
 
-    def __init__(
-        self, spins: int = 0, *, empty_infos: bool = True, n_agents: int = 3
-    ) -> None:
+    def __init__(self, spins: int = 0, *, empty_infos: bool = True) -> None:
         """Build the constants.
 
         Args:
             spins: iterations of a step.
             empty_infos: hand out ``{agent: {}}``, as PettingZoo's environments do,
                 instead of nothing.
-            n_agents: how many agents.
         """
-        super().__init__(n_agents)
+        super().__init__()
         self._spins = spins
         self._observation_space = spaces.Box(-1.0, 1e6, (31,), np.float32)
         self._action_space = spaces.Discrete(5)

@@ -14,8 +14,8 @@ class FreeEnv(ParallelEnv[str, Array, Array]):
     """Agents ``agent_0``, ``agent_1``, ... with constant observations and rewards.
 
     All dictionaries are built once and returned by every step, so a step is one
-    function call. Observations are ``Box(size)``, actions ``Box(n_actions)`` in
-    [-1, 1], rewards 1.
+    function call. Observations are ``Box(size)``, actions ``Box(4)`` in [-1, 1],
+    rewards 1.
     """
 
     metadata = {"name": "free_v0", "render_modes": []}  # noqa: RUF012 - PettingZoo's
@@ -25,7 +25,6 @@ class FreeEnv(ParallelEnv[str, Array, Array]):
         self,
         n_agents: int = 3,
         size: int = 31,
-        n_actions: int = 4,
         max_cycles: int | None = None,
     ) -> None:
         """Build the constants.
@@ -33,14 +32,13 @@ class FreeEnv(ParallelEnv[str, Array, Array]):
         Args:
             n_agents: number of agents.
             size: length of an observation.
-            n_actions: length of an action.
             max_cycles: steps after which all agents are truncated; None for never.
         """
         self.possible_agents = [f"agent_{i}" for i in range(n_agents)]
         self.agents = self.possible_agents[:]
         self._observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
         self._action_space: spaces.Space[Any]
-        self._action_space = spaces.Box(-1.0, 1.0, (n_actions,), np.float32)
+        self._action_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
         self._max_cycles = max_cycles
         self._steps = 0
         names = self.possible_agents

@@ -27,11 +27,10 @@ from limits.drawing import draw_actions
 from limits.loops import OurLoop
 from limits.stored import StoringLoop
 from ours.batches import measure_batches
-from ours.collectors import counting_steps
 from support.processes import wait_until
 from support.scripts import run_python
 from tensordict import TensorDict
-from workloads.adapters import our_factory, torchrl_factory
+from workloads.adapters import our_factory
 from workloads.table import WORKLOADS
 
 RUNNERS = {
@@ -352,24 +351,11 @@ def test_the_fastest_of_a_grid_is_chosen_by_the_requested_rate() -> None:
     assert grids["y"]["rates"]["unfit"] is None
 
 
-def test_steps_of_unfinished_batches_count() -> None:
-    """Otherwise the rate depends on when the window ends, as batches come in waves."""
-    step_counts = iter([1000, 1640])
-    measure = counting_steps(
-        lambda _: {"frames": 0, "rate": 0.0}, lambda: next(step_counts)
-    )
-    result = measure(0.1)
-    assert result["frames"] == 640
-    assert result["rate"] == 640 / result["seconds"]
-    assert result["rate_of_batches"] == 0.0
-
-
 def test_unsupported_options_of_a_runner_are_errors() -> None:
     with pytest.raises(ValueError, match="5 environments cannot be shared by 2"):
         System("", options={"environments": 5}).shares(2)
-    for factory in (our_factory, torchrl_factory):
-        with pytest.raises(ValueError, match="multiwalker takes no keywords"):
-            factory("multiwalker", {"spins": 3})
+    with pytest.raises(ValueError, match="multiwalker takes no keywords"):
+        our_factory("multiwalker", {"spins": 3})
 
 
 def test_results_of_another_format_are_refused(tmp_path: Path) -> None:

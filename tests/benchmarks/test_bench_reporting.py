@@ -115,15 +115,14 @@ def test_the_readme_has_the_table_of_the_committed_run() -> None:
 def test_a_peer_that_cannot_be_installed_is_recorded_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = install.Peer((), "import no_such_module_here", ())
-    monkeypatch.setattr(install, "PEERS", {"broken": broken, "slow": broken})
-    arguments = ["install.py", "--at", str(tmp_path), "--only", "broken"]
-    monkeypatch.setattr(sys, "argv", arguments)
-    install.main()
-    monkeypatch.setattr(sys, "argv", [*arguments[:-1], "slow", "--minutes", "0"])
-    install.main()
-
-    peers = installed(tmp_path)
-    assert pythons(tmp_path) == {}
-    assert "No module named 'no_such_module_here'" in peers["broken"]["reason"]
-    assert "no end before the deadline" in peers["slow"]["reason"]
+    monkeypatch.setattr(install, "STEPS", ())
+    monkeypatch.setattr(install, "CHECK", "import no_such_module_here")
+    for minutes, reason in (
+        ("0", "no end before the deadline"),
+        ("5", "No module named 'no_such_module_here'"),
+    ):
+        arguments = ["install.py", "--at", str(tmp_path), "--minutes", minutes]
+        monkeypatch.setattr(sys, "argv", arguments)
+        install.main()
+        assert reason in installed(tmp_path)["pufferlib"]["reason"]
+        assert pythons(tmp_path) == {}

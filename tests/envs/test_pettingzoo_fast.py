@@ -76,7 +76,7 @@ def test_the_data_equal_those_of_pettingzoo(
     assert world is not None
     spaces = {agent: stock.action_space(agent) for agent in stock.possible_agents}
     tally = compare(stock, world, spaces, steps=steps, seed=0, with_state=False)
-    assert tally.steps == steps
+    assert tally["steps"] == steps
     stock.close()
     twin.close()
 

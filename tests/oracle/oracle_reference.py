@@ -40,7 +40,6 @@ class ReferenceEnv:
         }
 
     def reset(self, seed: int) -> None:
-        """Begin an episode."""
         self.row: dict[Key, Any] = self._zeros()
         self.sums = dict.fromkeys(self.places, 0.0)
         self.alive: list[str] = []

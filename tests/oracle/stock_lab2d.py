@@ -5,8 +5,6 @@ import os
 import signal
 import traceback
 import warnings
-from collections.abc import Iterator
-from functools import partial
 from multiprocessing.connection import Pipe  # noqa: TID251 - to forks of its own
 from typing import Any
 
@@ -30,16 +28,13 @@ class Spy:
     """Forwards all calls to a Lab2d, and forks at each start of an episode."""
 
     def __init__(self, lab: Any, forks: "Forks") -> None:
-        """Watch ``lab``."""
         self._lab = lab
         self._forks = forks
 
     def __getattr__(self, name: str) -> Any:
-        """Return what Lab2d has."""
         return getattr(self._lab, name)
 
     def start(self, episode: int, seed: int) -> None:
-        """Begin an episode and fork."""
         self._lab.start(episode, seed)
         self._forks.fork(self._lab, seed)
 
@@ -48,7 +43,6 @@ class Forks:
     """Copies of this process, one for each started episode, by its seed."""
 
     def __init__(self, trial: Trial) -> None:
-        """Serve one trial."""
         self.trial = trial
         self.options = dict(trial.options)
         group_map = self.options.get("group_map")
@@ -67,13 +61,11 @@ class Forks:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the copies."""
         dmlab2d.Lab2d = self._build
         for seed in list(self._children):
             self._end(seed)
 
     def factory(self) -> Any:
-        """Build our environment."""
         from marl_collect.envs import Lab2dEnv, MeltingpotEnv
 
         family, _, name = self.trial.task.partition("/")
@@ -280,18 +272,3 @@ class _Substrate:
         world = np.array(timestep.observation[0][WORLD])
         rewards = [float(reward) for reward in timestep.reward]
         return observations, world, rewards, bool(timestep.last())
-
-
-def trials_of(task: str) -> Iterator[Trial]:
-    """Yield the trials of one level or substrate."""
-    family, _, name = task.partition("/")
-    per_agent = "one_group_per_agent"
-    if family == "meltingpot":
-        yield Trial(task, options={"world_rgb": True}, cut=25)
-        yield Trial(task, options={"group_map": "role", "max_steps": 20}, seed=1)
-        return
-    players = {"numPlayers": 2} if name != "chase_eat" else {}
-    plain = partial(Trial, task, kwargs=players)
-    yield plain(cut=25)
-    yield plain(options={"group_map": per_agent, "max_steps": 20}, seed=1)
-    yield Trial(task, kwargs={**players, "episodeLengthFrames": 15}, seed=2)

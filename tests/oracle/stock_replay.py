@@ -7,21 +7,11 @@ flags, masks, state, infos, sums of rewards. Nothing here is shared with the ada
 
 Levels made with MeltingPot do not repeat an episode for its seed, so at each start of
 an episode the process is forked, and the stock wrappers step the copy of that Lab2d.
-
-    python tests/oracle/stock_replay.py                        # the small set
-    python tests/oracle/stock_replay.py --all --frames 2000    # every installed task
-    python tests/oracle/stock_replay.py --all mpe classic      # tasks named like this
 """
 
-import argparse
-import importlib
 import os
-import sys
-import time
-import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -199,39 +189,6 @@ def leaves_of(space: Any, key: Key = ()) -> Iterator[tuple[Key, Any]]:
         yield key, space
 
 
-def installed() -> list[str]:
-    """Return all tasks that can be built here, with their families."""
-    from marl_collect.envs import MeltingpotEnv, available_envs
-
-    tasks = [task for task, missing in available_envs().items() if not missing]
-    tasks = [t for t in tasks if t.partition("/")[0] in PACKAGES]
-    levels = ["clean_up", "commons_harvest", "running_with_scissors", "chase_eat"]
-    try:
-        importlib.import_module("dmlab2d")
-        tasks += [f"lab2d/{level}" for level in levels]
-        tasks += [f"meltingpot/{name}" for name in MeltingpotEnv.available_envs()]
-    except ImportError:
-        pass
-    return tasks
-
-
-def all_trials(words: list[str], most: int | None = None) -> Iterator[Trial]:
-    """Yield the trials of every installed task whose name contains one of ``words``.
-
-    Args:
-        words: parts of names; all tasks if empty.
-        most: trials of each task; None for all.
-    """
-    for task in installed():
-        if words and not any(name in task for name in words):
-            continue
-        if task.startswith(("lab2d/", "meltingpot/")):
-            from stock_lab2d import trials_of
-        else:
-            from stock_zoo import trials_of
-        yield from islice(trials_of(task), most)
-
-
 def small_trials() -> list[Trial]:
     """Return a few trials that take some seconds together."""
     per_agent = "one_group_per_agent"
@@ -268,49 +225,3 @@ def small_trials() -> list[Trial]:
             options={"group_map": per_agent, "max_steps": 20},
         ),
     ]
-
-
-def replay_all(trials: list[Trial], frames: int) -> tuple[int, int]:
-    """Replay ``frames`` frames of each trial and print what came of it.
-
-    Returns:
-        How many frames were compared, and how many trials failed.
-    """
-    total = failed = 0
-    for trial in trials:
-        began = time.perf_counter()
-        try:
-            compared = replay(trial, frames)
-        except Exception:  # noqa: BLE001 - the other trials continue
-            failed += 1
-            sys.stdout.write(f"FAILED {trial}\n{traceback.format_exc()}")
-        else:
-            total += compared
-            seconds = time.perf_counter() - began
-            sys.stdout.write(f"{compared} frames in {seconds:.1f} s: {trial}\n")
-        sys.stdout.flush()
-    return total, failed
-
-
-def main() -> int:
-    """Replay; return how many trials failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("named", nargs="*", help="parts of names of tasks")
-    parser.add_argument("--all", action="store_true", help="every installed task")
-    parser.add_argument("--most", type=int, help="trials of each task")
-    parser.add_argument("--frames", type=int, default=120, help="of each trial")
-    arguments = parser.parse_args()
-    trials = small_trials()
-    if arguments.all:
-        trials = list(all_trials(arguments.named, arguments.most))
-    total, failed = replay_all(trials, arguments.frames)
-    sys.stdout.write(
-        f"{total} frames of {len(trials) - failed} trials are equal; {failed} failed.\n"
-    )
-    return failed
-
-
-if __name__ == "__main__":
-    # The trials import this module by its name.
-    sys.modules["stock_replay"] = sys.modules["__main__"]
-    sys.exit(min(main(), 1))

@@ -2,7 +2,7 @@
 
 import importlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -90,12 +90,10 @@ class Agent:
         self._identify(0)
 
     def join(self) -> None:
-        """Join the episode."""
         self.joined = True
         self._identify(1)
 
     def see(self, value: Any) -> None:
-        """Observe ``value``."""
         for key, space in leaves_of(self.space):
             leaf = value
             for name in key:
@@ -106,7 +104,6 @@ class Agent:
             self.legal = np.array(value[MASK]).astype(bool)
 
     def inform(self, info: Mapping[str, Any] | None) -> None:
-        """Take the infos."""
         for key, shape in self.info_shapes.items():
             value = (info or {}).get(key, np.zeros(shape))
             self.infos[key] = np.asarray(value).astype(np.float32)
@@ -115,12 +112,10 @@ class Agent:
             self.legal = None if mask is None else np.array(mask).astype(bool)
 
     def earn(self, reward: Any) -> None:
-        """Take the reward of this step."""
         self.reward = np.float32(reward)
         self.total += float(self.reward)
 
     def end(self, *, terminated: bool, truncated: bool) -> None:
-        """End."""
         self.done, self.mask, self.buried = True, False, False
         self.terminated, self.truncated = terminated, truncated
 
@@ -166,7 +161,6 @@ class Stock:
     def __init__(
         self, trial: Trial, env: Any, numbers: Mapping[str, tuple[int, ...]]
     ) -> None:
-        """Own ``env``."""
         from marl_collect.envs import PettingZooEnv
 
         self.trial = trial
@@ -204,7 +198,6 @@ class Stock:
         }
 
     def close(self) -> None:
-        """Close the stock environment."""
         self.env.close()
 
     def restart(self) -> None:
@@ -327,7 +320,6 @@ class Together(Stock):
     """Agents that act at the same time."""
 
     def reset(self, seed: int) -> Frame:
-        """Begin an episode; return what is observed."""
         self.restart()
         observations, infos = self.env.reset(seed=seed)
         for name in self.env.agents:
@@ -342,7 +334,6 @@ class Together(Stock):
         return self.frame()
 
     def act(self, actions: Frame) -> None:
-        """Step all agents."""
         one_hot = not self.options.get("categorical_actions", True)
         answers = self.env.step(
             {
@@ -376,7 +367,6 @@ class Turns(Stock):
     """Agents that take turns."""
 
     def reset(self, seed: int) -> Frame:
-        """Begin an episode; return what is observed."""
         self.restart()
         self.env.reset(seed=seed)
         for name in self.env.agents:
@@ -434,57 +424,3 @@ class Turns(Stock):
                 mask = (env.infos.get(env.agent_selection) or {}).get(MASK)
                 agent.legal = None if mask is None else np.array(mask).astype(bool)
             agent.mask = True
-
-
-_VARIANTS: Mapping[str, list[dict[str, Any]]] = {
-    "sisl/multiwalker_v9": [
-        {},
-        {"terminate_on_fall": False, "shared_reward": False},
-        {"terminate_on_fall": False, "remove_on_fall": False, "max_cycles": 40},
-    ],
-    "butterfly/pistonball_v6": [{"n_pistons": 6, "max_cycles": 40}],
-    "butterfly/knights_archers_zombies_v11": [{}, {"spawn_delay": 5}],
-    "sisl/pursuit_v5": [{"max_cycles": 50}],
-}
-_PARTICLES: list[dict[str, Any]] = [{}, {"continuous_actions": True, "max_cycles": 7}]
-
-
-def _has_state(trial: Trial) -> bool:
-    """Return whether an environment has a global state."""
-    env = build(trial)
-    env.reset(seed=0)
-    try:
-        env.state()
-    except (NotImplementedError, AttributeError, TypeError):  # Or a plain attribute.
-        return False
-    else:
-        return True
-    finally:
-        env.close()
-
-
-def trials_of(task: str) -> Iterator[Trial]:
-    """Yield the trials of one task: both kinds, group maps, options, and cuts."""
-    family, _, name = task.partition("/")
-    module = importlib.import_module(f"{PACKAGES[family]}.{name}")
-    default = _PARTICLES if family == "mpe" else [{}]
-    all_in_one, per_agent = "all_in_one_group", "one_group_per_agent"
-    rich = {"episode_reward": True}
-    for kwargs in _VARIANTS.get(task, default):
-        if hasattr(module, "parallel_env"):
-            together = partial(Trial, task, kwargs=kwargs)
-            state = {"return_state": _has_state(together())}
-            yield together(options=rich | state)
-            yield together(options={"done_on_any": False}, seed=1)
-            yield together(
-                options={"group_map": per_agent, "fast": False}, cut=30, seed=2
-            )
-        turns = partial(Trial, task, parallel=False, kwargs=kwargs)
-        yield turns(options=rich)
-        yield turns(options={"done_on_any": True}, cut=30, seed=1)
-        env = build(Trial(task, parallel=False, kwargs=kwargs))
-        alike = {str(env.observation_space(a)) for a in env.possible_agents}
-        alike |= {str(env.action_space(a)) for a in env.possible_agents}
-        env.close()
-        if len(alike) == 2:
-            yield turns(options={"group_map": all_in_one}, seed=2)

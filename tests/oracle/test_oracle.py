@@ -214,7 +214,7 @@ def test_every_kind_of_setting_acts_after_each_update(name: str, kind: str) -> N
     if KINDS[name].outside and kind == "sync":
         return  # Constants of the trainer's process do not reach workers.
     events = ((("update",),),) * (len(CHANGES) + 1)
-    case = Case(WORLDS[0], name, kind, each=2, frames=4, events=events)
+    case = Case(WORLDS[0], name, collector=kind, each=2, frames=4, events=events)
     assert check(case) > 0
 
 

@@ -1,7 +1,4 @@
-"""Collected frames equal those of the stock libraries, entry by entry.
-
-All installed tasks: ``python tests/oracle/stock_replay.py --all --frames 2000``.
-"""
+"""Collected frames equal those of the stock libraries, entry by entry."""
 
 import importlib.util
 from typing import Any

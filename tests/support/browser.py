@@ -77,7 +77,6 @@ class Browser:
         os.close(self._answers)
 
     def open(self, address: str) -> None:
-        """Load a page."""
         self._command("Page.navigate", url=address)
         self.wait_for(f"location.href === {json.dumps(address)}")
 
@@ -115,7 +114,6 @@ class Browser:
         return texts
 
     def click(self, selector: str) -> None:
-        """Click at an element."""
         self.value(f"document.querySelector({json.dumps(selector)}).click()")
 
     def fill(self, selector: str, value: str) -> None:

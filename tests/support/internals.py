@@ -35,7 +35,6 @@ class Around:
         world._lab = self
 
     def __getattr__(self, name: str) -> Any:
-        """Return what Lab2d has."""
         return getattr(self._lab, name)
 
 

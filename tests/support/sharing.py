@@ -35,15 +35,12 @@ class Game(ParallelEnv[Any, Any, Any]):
     possible_agents: list[Any] = ["player_0", "player_1"]
 
     def observation_space(self, agent: Any) -> Any:
-        """Return the space, which all agents have."""
         return SPACE
 
     def action_space(self, agent: Any) -> Any:
-        """Return the space, which all agents have."""
         return spaces.Discrete(3)
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        """Begin an episode."""
         self.agents = list(self.possible_agents)
         self.seed, self.steps = seed, 0
         self.begin(seed or 0)
@@ -51,7 +48,6 @@ class Game(ParallelEnv[Any, Any, Any]):
         return self.observe(0.0), {agent: {} for agent in self.agents}
 
     def step(self, actions: Any) -> Any:
-        """Add the actions."""
         self.steps += 1
         self.write(self.read() + int(sum(actions.values())))
         over = self.steps == STEPS
@@ -67,7 +63,6 @@ class Game(ParallelEnv[Any, Any, Any]):
         return results
 
     def observe(self, draw: float) -> dict[Any, Any]:
-        """Return the observation of each agent."""
         numbers = np.array([self.seed, self.steps, self.read(), draw], np.float64)
         return dict.fromkeys(self.agents, numbers)
 
@@ -75,15 +70,12 @@ class Game(ParallelEnv[Any, Any, Any]):
         """Seed what the game draws from."""
 
     def draw(self) -> float:
-        """Return a random number."""
         return 0.0
 
     def write(self, total: int) -> None:
-        """Keep the sum of the actions."""
         self.total = total
 
     def read(self) -> int:
-        """Return the sum of the actions."""
         return self.total
 
 
@@ -93,11 +85,9 @@ class InClassList(Game):
     totals: ClassVar[list[int]] = [0]
 
     def write(self, total: int) -> None:
-        """Keep the sum."""
         self.totals[0] = total
 
     def read(self) -> int:
-        """Return the sum."""
         return self.totals[0]
 
 
@@ -107,11 +97,9 @@ class InClassDict(Game):
     totals: ClassVar[dict[str, int]] = {}
 
     def write(self, total: int) -> None:
-        """Keep the sum."""
         self.totals["now"] = total
 
     def read(self) -> int:
-        """Return the sum."""
         return self.totals["now"]
 
 
@@ -122,12 +110,10 @@ class InModule(Game):
     """Keeps the sum in a global of the module."""
 
     def write(self, total: int) -> None:
-        """Keep the sum."""
         global TOTAL
         TOTAL = total
 
     def read(self) -> int:
-        """Return the sum."""
         return TOTAL
 
 
@@ -150,11 +136,9 @@ class InCache(Game):
         self.board = board()
 
     def write(self, total: int) -> None:
-        """Keep the sum."""
         self.board.total = total
 
     def read(self) -> int:
-        """Return the sum."""
         return self.board.total
 
 
@@ -164,11 +148,9 @@ class InFile(Game):
     path = Path(tempfile.gettempdir()) / "marl_collect_test_total"
 
     def write(self, total: int) -> None:
-        """Keep the sum."""
         self.path.write_text(str(total), encoding="utf-8")
 
     def read(self) -> int:
-        """Return the sum."""
         return int(self.path.read_text(encoding="utf-8") or 0)
 
 
@@ -176,11 +158,9 @@ class InLibrary(Game):
     """Keeps the sum in a C library, which has a single world: libc's environment."""
 
     def write(self, total: int) -> None:
-        """Keep the sum."""
         ctypes.CDLL(None).setenv(b"MARL_COLLECT_TEST_TOTAL", str(total).encode(), 1)
 
     def read(self) -> int:
-        """Return the sum."""
         getenv = ctypes.CDLL(None).getenv
         getenv.restype = ctypes.c_char_p
         return int(getenv(b"MARL_COLLECT_TEST_TOTAL"))
@@ -190,11 +170,9 @@ class FromNumPy(Game):
     """Draws from NumPy's global generator."""
 
     def begin(self, seed: int) -> None:
-        """Seed it."""
         np.random.seed(seed)
 
     def draw(self) -> float:
-        """Return a random number."""
         return float(np.random.random_sample())
 
 
@@ -202,11 +180,9 @@ class FromPython(Game):
     """Draws from Python's global generator."""
 
     def begin(self, seed: int) -> None:
-        """Seed it."""
         random.seed(seed)
 
     def draw(self) -> float:
-        """Return a random number."""
         return random.random()
 
 
@@ -214,13 +190,11 @@ class FromTorch(Game):
     """Draws from torch's global generator."""
 
     def begin(self, seed: int) -> None:
-        """Seed it."""
         import torch
 
         torch.manual_seed(seed)
 
     def draw(self) -> float:
-        """Return a random number."""
         import torch
 
         return float(torch.rand((), dtype=torch.float64))
@@ -230,11 +204,9 @@ class OwnGenerator(Game):
     """Draws from a generator of its own."""
 
     def begin(self, seed: int) -> None:
-        """Build it."""
         self.random = np.random.RandomState(seed)
 
     def draw(self) -> float:
-        """Return a random number."""
         return float(self.random.random_sample())
 
 
@@ -242,14 +214,12 @@ class RestoresGenerator(FromNumPy):
     """Draws from NumPy's global generator, and leaves it as it was."""
 
     def begin(self, seed: int) -> None:
-        """Keep the state that belongs to this seed."""
         before = np.random.get_state()
         super().begin(seed)
         self.state = np.random.get_state()
         np.random.set_state(before)
 
     def draw(self) -> float:
-        """Return a random number."""
         before = np.random.get_state()
         np.random.set_state(self.state)
         number = super().draw()
@@ -273,7 +243,6 @@ class Remembers(Game):
     table: ClassVar[dict[int, int]] = {n: n for n in range(99)}
 
     def read(self) -> int:
-        """Return the sum."""
         return MEMO.setdefault(self.table[self.total], identity(self.total))
 
 
@@ -285,14 +254,12 @@ class OneArray(Game):
         self.agents = []
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        """Begin an episode."""
         listed = self.agents
         returned = super().reset(seed, options)
         listed[:], self.agents = self.agents, listed
         return returned
 
     def observe(self, draw: float) -> dict[Any, Any]:
-        """Return the observation of each agent."""
         self.array[:] = [self.seed or 0, self.steps, self.read(), draw]
         return dict.fromkeys(self.agents, self.array)
 
@@ -301,14 +268,12 @@ class ReadOnly(Game):
     """Returns arrays that nobody may write, and flags and rewards of NumPy."""
 
     def observe(self, draw: float) -> dict[Any, Any]:
-        """Return the observation of each agent."""
         observed = super().observe(draw)
         for array in observed.values():
             array.flags.writeable = False
         return observed
 
     def step(self, actions: Any) -> Any:
-        """Add the actions."""
         observed, rewards, terminated, truncated, infos = super().step(actions)
         return (
             observed,

@@ -127,12 +127,10 @@ class _Spaces:
     steps: int
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
-        """Return the space of ``agent``."""
         space = self.script.observation
         return space[agent] if isinstance(space, dict) else space
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
-        """Return the space of ``agent``."""
         space = self.script.action
         return space[agent] if isinstance(space, dict) else space
 
@@ -155,7 +153,6 @@ class ScriptedEnv(_Spaces, ParallelEnv[str, Any, Any]):
     def __init__(
         self, script: Script | None = None, render_mode: str | None = None
     ) -> None:
-        """Follow ``script``."""
         self.script = script or Script()
         self.render_mode = render_mode
         self.possible_agents = self.script.agents
@@ -168,7 +165,6 @@ class ScriptedEnv(_Spaces, ParallelEnv[str, Any, Any]):
         seed: int | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin the script."""
         self.steps = 0
         self.received.clear()
         self.agents = self.script.present(0)
@@ -177,7 +173,6 @@ class ScriptedEnv(_Spaces, ParallelEnv[str, Any, Any]):
     def step(
         self, actions: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any], Any]:
-        """Follow the script."""
         if sorted(actions) != sorted(self.agents):
             raise ValueError(
                 f"Expected actions of {self.agents}, but got those of {list(actions)}."
@@ -230,7 +225,6 @@ class ScriptedTurns(_Spaces, AECEnv[str, Any, Any]):
     def __init__(
         self, script: Script | None = None, render_mode: str | None = None
     ) -> None:
-        """Follow ``script``."""
         super().__init__()
         self.script = script or Script()
         self.render_mode = render_mode
@@ -244,7 +238,6 @@ class ScriptedTurns(_Spaces, AECEnv[str, Any, Any]):
         seed: int | None = None,
         options: dict[str, Any] | None = None,
     ) -> None:
-        """Begin the script."""
         self.steps = 0
         self.received.clear()
         self.observed.clear()
@@ -263,7 +256,6 @@ class ScriptedTurns(_Spaces, AECEnv[str, Any, Any]):
         return self.script.observation_of(agent, self.steps, self._last.get(agent))
 
     def step(self, action: Any) -> None:
-        """Follow the script."""
         agent = self.agent_selection
         self.received.append((agent, action))
         if self.terminations[agent] or self.truncations[agent]:

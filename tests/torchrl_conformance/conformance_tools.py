@@ -63,11 +63,9 @@ class Walk(ParallelEnv):
         self._rng = np.random.default_rng()
 
     def observation_space(self, agent: str) -> Any:
-        """Three numbers."""
         return spaces.Box(-100.0, 100.0, (3,), np.float32)
 
     def action_space(self, agent: str) -> Any:
-        """Four actions, or two numbers."""
         return (
             spaces.Box(-1.0, 1.0, (2,), np.float32) if self.box else spaces.Discrete(4)
         )
@@ -82,7 +80,6 @@ class Walk(ParallelEnv):
         return np.full(2, self.time, np.float32)
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        """Begin at time 0."""
         if seed is not None:
             self._rng = np.random.default_rng(seed)
         self.time = 0
@@ -90,7 +87,6 @@ class Walk(ParallelEnv):
         return self._observe(self.agents), self._infos(self.agents)
 
     def step(self, actions: Any) -> Any:
-        """Count."""
         self.time += 1
         actors = list(self.agents)
         over = self.time == self.length
@@ -110,7 +106,6 @@ class Walk(ParallelEnv):
         )
 
     def close(self) -> None:
-        """Remember that it was closed, for the tests."""
         self.closed = True
 
     def _observe(self, agents: Any) -> Any:
@@ -162,17 +157,14 @@ class Implementation:
     name: str
 
     def __reduce__(self) -> Any:
-        """Travel by name."""
         return Implementation, (self.name,)
 
     def __getattr__(self, name: str) -> Any:
-        """Return a class or function of the library."""
         if name.startswith("__"):
             raise AttributeError(name)
         return _find(self.name, name)
 
     def make(self, **options: Any) -> Callable[[], Any]:
-        """Return a factory of the environment."""
         return partial(walk, self, **options)
 
     def batch_of(self, size: int, **options: Any) -> Callable[[], Any]:
@@ -240,7 +232,6 @@ class ToActions(nn.Module):
     """Actions of all groups: an index per agent that depends on the weight alone."""
 
     def __init__(self, value: float = 1.0) -> None:
-        """Act with ``value``."""
         super().__init__()
         self.value = nn.Parameter(torch.tensor(value))
 

@@ -118,16 +118,13 @@ def test_one_environment_has_no_batch_dimension(implementation: Any) -> None:
     assert batch.shape == (7,)
 
 
-def test_total_frames_end_the_iteration(implementation: Any) -> None:
-    collector = implementation.collector(None, None, total_frames=40)
-    assert len(collector) == 2
-    assert len(first(collector, 99)) == 2
-
-
-def test_the_last_batch_is_whole(implementation: Any) -> None:
-    collector = implementation.collector(None, None, total_frames=41)
-    assert len(collector) == 3
-    assert [batch.numel() for batch in first(collector, 99)] == [20, 20, 20]
+@pytest.mark.parametrize(("total", "count"), [(40, 2), (41, 3)])
+def test_whole_batches_reach_the_total(
+    implementation: Any, total: int, count: int
+) -> None:
+    collector = implementation.collector(None, None, total_frames=total)
+    assert len(collector) == count
+    assert [batch.numel() for batch in first(collector, 99)] == [20] * count
 
 
 def test_an_endless_collector_has_no_length(implementation: Any) -> None:
@@ -262,20 +259,21 @@ def test_batches_may_be_split_into_trajectories(implementation: Any) -> None:
     assert not batch["next", "walker", "reward"][~mask].any()
 
 
-@pytest.mark.parametrize("kind", ["RANDOM", "DETERMINISTIC", "MODE", "MEAN"])
+@pytest.mark.parametrize("kind", ["RANDOM", "DETERMINISTIC", "MODE", "MEAN", None])
 def test_the_policy_acts_with_the_exploration_type(
-    implementation: Any, kind: str
+    implementation: Any, kind: str | None
 ) -> None:
     from tensordict.nn.probabilistic import interaction_type
 
-    expected = getattr(implementation.ExplorationType, kind)
+    expected = getattr(implementation.ExplorationType, kind or "RANDOM")
+    options = {"exploration_type": expected} if kind else {}
     types = set()
 
     def policy(td: Any) -> Any:
         types.add(interaction_type())
         return function(td)
 
-    collector = implementation.collector(None, policy, exploration_type=expected)
+    collector = implementation.collector(None, policy, **options)
     collection = iter(collector)
     types.clear()
     next(collection)
@@ -397,19 +395,19 @@ def test_a_replay_buffer_gets_the_frames(implementation: Any) -> None:
     assert replay.sample()[OBSERVATION].shape == (4, 2, 3)
 
 
-def test_whole_trajectories_may_be_padded(implementation: Any) -> None:
-    needs(implementation, "trajs_per_batch")
-    (batch,) = first(implementation.collector(None, None, trajs_per_batch=3))
-    assert batch.shape == (3, LENGTH)
-    assert batch["collector", "mask"].all()
-    assert times(batch).tolist() == 3 * [list(range(LENGTH))]
-
-
-def test_whole_trajectories_may_be_concatenated(implementation: Any) -> None:
+@pytest.mark.parametrize("form", ["padded", "cat"])
+def test_whole_trajectories_may_be_padded_or_concatenated(
+    implementation: Any, form: str
+) -> None:
     needs(implementation, "traj_format")
-    (batch,) = first(
-        implementation.collector(None, None, trajs_per_batch=3, traj_format="cat")
+    collector = implementation.collector(
+        None, None, trajs_per_batch=3, traj_format=form
     )
+    (batch,) = first(collector)
+    if form == "padded":
+        assert batch["collector", "mask"].all()
+        assert batch.shape == (3, LENGTH)
+        batch = batch.reshape(-1)
     assert batch.shape == (3 * LENGTH,)
     assert times(batch).tolist() == 3 * list(range(LENGTH))
 
@@ -481,33 +479,18 @@ def test_shutdown_may_be_repeated(implementation: Any) -> None:
     collector.shutdown()
 
 
-def test_arguments_that_mean_nothing_are_type_errors(implementation: Any) -> None:
-    with pytest.raises(TypeError):
-        implementation.collector(None, None, frames_per_bach=3)
-
-
 def test_a_policy_that_reads_an_unknown_key_is_an_error(implementation: Any) -> None:
     policy = TensorDictModule(torch.square, ["nothing"], [ACTION])
     with pytest.raises((KeyError, TypeError, RuntimeError)):
         first(implementation.collector(None, policy))
 
 
-def test_actions_are_sampled_by_default(implementation: Any) -> None:
-    from tensordict.nn.probabilistic import interaction_type
-
-    types = []
-
-    def policy(td: Any) -> Any:
-        types.append(interaction_type())
-        return function(td)
-
-    first(implementation.collector(None, policy))
-    assert types[-1] == implementation.ExplorationType.RANDOM
-
-
-def test_the_number_of_frames_has_no_default(implementation: Any) -> None:
+@pytest.mark.parametrize("options", [{}, {"frames_per_batch": 3, "frames": 3}])
+def test_missing_and_unknown_arguments_are_type_errors(
+    implementation: Any, options: Any
+) -> None:
     with pytest.raises(TypeError):
-        implementation.Collector(implementation.batch_of(2), None)
+        implementation.Collector(implementation.batch_of(2), None, **options)
 
 
 def test_another_iteration_continues(implementation: Any) -> None:

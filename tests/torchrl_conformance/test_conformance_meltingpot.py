@@ -38,35 +38,27 @@ def test_all_players_are_one_group(substrate: Any) -> None:
     assert substrate.group_map == {"agents": [f"player_{i}" for i in range(AGENTS)]}
 
 
-def test_observations_are_nested(rollout: Any) -> None:
-    observation = rollout["agents", "observation"]
-    assert observation["RGB"].shape == (4, AGENTS, 88, 88, 3)
-    assert observation["RGB"].dtype == torch.uint8
+@pytest.mark.parametrize(
+    ("key", "dtype", "shape"),
+    [
+        (("agents", "observation", "RGB"), torch.uint8, (88, 88, 3)),
+        (("agents", "observation", "READY_TO_SHOOT"), torch.float64, (1,)),
+        (("agents", "action"), torch.int64, ()),
+    ],
+)
+def test_entries_of_players(
+    rollout: Any, key: tuple[str, ...], dtype: Any, shape: tuple[int, ...]
+) -> None:
     assert rollout["agents"].batch_size == (4, AGENTS)
-
-
-def test_other_observations_have_the_substrate_s_dtype(rollout: Any) -> None:
-    ready = rollout["agents", "observation", "READY_TO_SHOOT"]
-    assert ready.dtype == torch.float64
-    assert ready.shape[:2] == (4, AGENTS)
-
-
-def test_numbers_get_a_dimension(rollout: Any) -> None:
-    assert rollout["agents", "observation", "READY_TO_SHOOT"].shape == (4, AGENTS, 1)
+    assert rollout[key].dtype == dtype
+    assert rollout[key].shape == (4, AGENTS, *shape)
+    assert rollout["next", "agents", "reward"].shape == (4, AGENTS, 1)
+    assert ("agents", "mask") not in rollout.keys(True)
 
 
 def test_the_world_is_seen_at_the_root(rollout: Any) -> None:
     assert rollout["RGB"].shape == (4, 144, 192, 3)
     assert ("agents", "observation", "WORLD.RGB") not in rollout.keys(True)
-
-
-def test_actions_are_numbers(rollout: Any) -> None:
-    assert rollout["agents", "action"].shape == (4, AGENTS)
-    assert rollout["agents", "action"].dtype == torch.int64
-
-
-def test_every_player_has_a_reward(rollout: Any) -> None:
-    assert rollout["next", "agents", "reward"].shape == (4, AGENTS, 1)
 
 
 def test_rewards_have_the_substrate_s_dtype(rollout: Any) -> None:
@@ -84,10 +76,6 @@ def test_max_steps_terminate(rollout: Any) -> None:
 
 def test_only_the_environment_is_done(rollout: Any) -> None:
     assert ("next", "agents", "done") not in rollout.keys(True)
-
-
-def test_there_is_no_mask(rollout: Any) -> None:
-    assert ("agents", "mask") not in rollout.keys(True)
 
 
 def test_steps_are_counted_anew_in_every_episode(substrate: Any, rollout: Any) -> None:

@@ -19,20 +19,20 @@ from conformance_tools import (
 FLAGS = ("done", "terminated", "truncated")
 
 
-def test_agents_are_grouped_by_their_names_prefix(implementation: Any) -> None:
-    assert walk(implementation).group_map == GROUPS
-
-
 @pytest.mark.parametrize(
     ("kind", "groups"),
     [
+        (None, GROUPS),
         ("ALL_IN_ONE_GROUP", {"agents": ["walker_0", "walker_1", "goal_0"]}),
         ("ONE_GROUP_PER_AGENT", {a: [a] for a in ("walker_0", "walker_1", "goal_0")}),
     ],
 )
-def test_a_group_map_type_decides(implementation: Any, kind: str, groups: Any) -> None:
+def test_names_or_a_group_map_type_decide_on_groups(
+    implementation: Any, kind: str | None, groups: Any
+) -> None:
     kinds = implementation.MarlGroupMapType
-    env = walk(implementation, zoo_group_map=getattr(kinds, kind))
+    options = {"zoo_group_map": getattr(kinds, kind)} if kind else {}
+    env = walk(implementation, **options)
     assert env.group_map == groups
     assert {name for name in groups if name in env.reset().keys()} == set(groups)
 
@@ -61,6 +61,8 @@ def test_wrong_group_maps_are_value_errors(implementation: Any, groups: Any) -> 
 def test_reset_has_observations_and_flags_but_no_rewards(implementation: Any) -> None:
     td = walk(implementation).reset()
     assert td.batch_size == ()
+    assert td["walker"].batch_size == (2,)
+    assert td["goal"].batch_size == (1,)
     assert td[OBSERVATION].shape == (2, 3)
     assert td[OBSERVATION].dtype == torch.float32
     assert td["goal", "observation"].shape == (1, 3)
@@ -71,12 +73,6 @@ def test_reset_has_observations_and_flags_but_no_rewards(implementation: Any) ->
         assert not td[flag].any()
     assert "reward" not in td["walker"].keys()
     assert "next" not in td.keys()
-
-
-def test_a_group_is_a_tensordict_with_one_row_per_agent(implementation: Any) -> None:
-    td = walk(implementation).reset()
-    assert td["walker"].batch_size == (2,)
-    assert td["goal"].batch_size == (1,)
 
 
 def test_a_step_writes_under_next(implementation: Any) -> None:
@@ -91,19 +87,16 @@ def test_a_step_writes_under_next(implementation: Any) -> None:
     assert times(stepped["next"]) == 1
 
 
-def test_the_last_step_sets_every_flag(implementation: Any) -> None:
-    last = walk(implementation).rollout(99)[..., -1]["next"]
-    for key in ("done", "terminated"):
-        assert last[key].all()
-        assert last["walker", key].all()
-    assert not last["truncated"].any()
-
-
-def test_truncation_is_not_termination(implementation: Any) -> None:
-    last = walk(implementation, truncates=True).rollout(99)[..., -1]["next"]
-    assert last["truncated"].all()
+@pytest.mark.parametrize("truncates", [False, True])
+def test_the_last_step_is_terminated_or_truncated(
+    implementation: Any, truncates: bool
+) -> None:
+    last = walk(implementation, truncates=truncates).rollout(99)[..., -1]["next"]
     assert last["done"].all()
-    assert not last["terminated"].any()
+    assert last["walker", "done"].all()
+    assert (last["terminated"] != truncates).all()
+    assert (last["walker", "terminated"] != truncates).all()
+    assert (last["truncated"] == truncates).all()
 
 
 def test_a_rollout_ends_with_the_episode(implementation: Any) -> None:
@@ -147,10 +140,6 @@ def test_masks_limit_random_actions(implementation: Any) -> None:
     assert td["walker", "action_mask"].dtype == torch.bool
     assert (td[ACTION] == 1).all()
     assert ("next", "walker", "action_mask") in td.keys(True)
-
-
-def test_the_first_random_action_respects_the_mask(implementation: Any) -> None:
-    env = walk(implementation, masks=True)
     actions = [env.rand_action(env.reset())[ACTION] for _ in range(8)]
     assert (torch.stack(actions) == 1).all()
 
@@ -222,13 +211,12 @@ def test_the_observation_of_the_step_of_death_is_kept(implementation: Any) -> No
     assert td["walker", "reward"][1, 1] >= 1
 
 
-def test_one_death_may_end_the_episode(implementation: Any) -> None:
-    assert dying(implementation, zoo_done_on_any=True).batch_size == (2,)
-
-
-def test_any_death_ends_a_parallel_episode_by_default(implementation: Any) -> None:
-    td = walk(implementation, death=2, zoo_use_mask=True).rollout(99)
-    assert td.batch_size == (2,)
+@pytest.mark.parametrize("options", [{}, {"zoo_done_on_any": True}])
+def test_one_death_ends_a_parallel_episode_by_default(
+    implementation: Any, options: Any
+) -> None:
+    env = walk(implementation, death=2, zoo_use_mask=True, **options)
+    assert env.rollout(99).batch_size == (2,)
 
 
 def test_deaths_need_a_mask(implementation: Any) -> None:
