@@ -178,7 +178,7 @@ def test_fast_runs_what_starts_no_process_and_processes_the_rest(
     assert not (tmp_path / "fast" / "started").exists()
 
     options = ("--processes", "--collect-only", "-q")
-    _, output = run_alone(tmp_path / "processes", files, *options, CI="true")
+    _, output = run_alone(tmp_path / "slow", files, *options, CI="true")
     names = set(re.findall(r"test_marked\.py::test_(\w+)", output))
     assert len(names) == 11
     assert names.isdisjoint({"needs_none", "fails"})
