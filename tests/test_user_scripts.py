@@ -284,7 +284,8 @@ def closing(folder: Path) -> PettingZooWrapper:
     def close() -> None:
         (folder / f"closed-{os.getpid()}").touch()
 
-    vars(env).update(step=slow_step, close=close)
+    vars(env)["step"] = slow_step
+    vars(env)["close"] = close
     return PettingZooWrapper(env)
 
 
