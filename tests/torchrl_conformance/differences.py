@@ -25,7 +25,6 @@ NO_ERROR: Final = pytest.fail.Exception
 RAISES: Final[dict[str, Raises]] = {
     "test_numbers_in_infos_are_entries": KeyError,
     "test_deaths_need_a_mask": NO_ERROR,
-    "test_attributes_of_the_environment_are_visible": AttributeError,
     "test_the_world_is_seen_at_the_root": KeyError,
     "test_substrates_cannot_be_seeded": NO_ERROR,
     "test_batches_nest": TypeError,
