@@ -1,14 +1,16 @@
 """The card of a dataset: what it holds and how to load it, as Markdown."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gymnasium import spaces
 
 from marl_collect.core.description import EnvDescription, Key, stored_action
 from marl_collect.storage.description import RunDescription
-from marl_collect.storage.frames import Frames
 from marl_collect.storage.statistics import Range, Statistics
+
+if TYPE_CHECKING:  # It imports pyarrow, and `marl-collect info` needs none.
+    from marl_collect.storage.frames import Frames
 
 _LOADING = """
 ```python
@@ -30,7 +32,7 @@ _ABOUT_KEYS = (
 )
 
 
-def card(frames: Frames, statistics: Statistics) -> str:
+def card(frames: "Frames", statistics: Statistics) -> str:
     """Return the card of a dataset as Markdown."""
     about = frames.description
     summary = (
@@ -112,7 +114,7 @@ def describe_space(space: spaces.Space[Any]) -> str:
     return str(space)
 
 
-def _keys(frames: Frames, ranges: Mapping[Key, Range]) -> str:
+def _keys(frames: "Frames", ranges: Mapping[Key, Range]) -> str:
     rows = (
         (
             f"`{field.key[0] if len(field.key) == 1 else field.key!r}`",
@@ -125,7 +127,7 @@ def _keys(frames: Frames, ranges: Mapping[Key, Range]) -> str:
     return _table(("key", "shape", "dtype", "lowest", "highest", "NaN"), rows)
 
 
-def _runs(frames: Frames) -> str:
+def _runs(frames: "Frames") -> str:
     counts = frames.cache.state.runs.values()
     runs = zip(frames.runs, counts, new_versions(frames.runs), strict=True)
     rows = (

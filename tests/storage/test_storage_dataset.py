@@ -324,3 +324,13 @@ def test_a_missing_pyarrow_says_what_to_install(tmp_path: Path) -> None:
         assert process.returncode
         assert 'pip install "marl-collect[datasets]"' in process.stderr
     assert "Traceback" not in process.stderr
+
+
+@pytest.mark.processes
+def test_commands_that_read_no_dataset_need_no_pyarrow() -> None:
+    code = "import sys; sys.modules['pyarrow'] = None; sys.argv[1:] = {}; "
+    code += "import marl_collect.cli.main as m; m.main()"
+    for command in (["info", "matrix/climbing"], ["envs", "matrix"]):
+        process = run_python("-c", code.format(command))
+        assert not process.returncode, process.stderr
+        assert "climbing" in process.stdout
