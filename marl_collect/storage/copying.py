@@ -153,30 +153,29 @@ def _copy(origin: _Location, goal: _Location, *, check: bool) -> tuple[int, set[
         there, before = goal.listed(check=False)
         names = [file.path.name for file in files]
         missing = [name for name in names if there.get(name) != sizes[name]]
-        if check and missing and before:
-            schemas = goal.schema(before[0].path.name), origin.schema(names[0])
-            there_is, here_is = (json_of(s).get("description") for s in schemas)
-            text = columns_difference(*map(columns_of, schemas))
-            _check(goal, difference(there_is, here_is) or text)
         if _CARD in sizes and _CARD not in there:
             missing.append(_CARD)
         # What a cache has decoded of small files is valid for a file that joins them.
         lasts = {(file.run, file.last): file.path for file in before}
         likes = {file.path.name: lasts.get((file.run, file.last)) for file in files}
-        for name in missing:
-            try:
+        try:
+            if check and missing and before:
+                schemas = goal.schema(before[0].path.name), origin.schema(names[0])
+                there_is, here_is = (json_of(s).get("description") for s in schemas)
+                text = columns_difference(*map(columns_of, schemas))
+                _check(goal, difference(there_is, here_is) or text)
+            for name in missing:
                 _transfer(origin, goal, name, sizes[name], likes.get(name))
-            except FileNotFoundError:
-                if name in origin.listed(check=False)[0]:
-                    raise
-                break  # A writer has joined it to others.
-            count += 1
-        else:
-            remaining = goal.files(there | sizes, check=False)
-            for name in set(there) - {file.path.name for file in remaining} - {_CARD}:
-                with _named(goal.name), suppress(FileNotFoundError):
-                    goal.store.rm_file(goal.path(name))
-            return count, {*names, _CARD}
+                count += 1
+        except FileNotFoundError:
+            if sizes.keys() <= origin.listed(check=False)[0].keys():
+                raise
+            continue  # A writer has joined files meanwhile.
+        remaining = goal.files(there | sizes, check=False)
+        for name in set(there) - {file.path.name for file in remaining} - {_CARD}:
+            with _named(goal.name), suppress(FileNotFoundError):
+                goal.store.rm_file(goal.path(name))
+        return count, {*names, _CARD}
 
 
 def _check(goal: _Location, text: str) -> None:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
+from marl_collect.core.ranks import Ranks
 from marl_collect.core.seeding import LARGEST_SEED, Purpose, draw_seed, generator_for
 from marl_collect.options import Option, Options, method
 from marl_collect.storage.statistics import Moments
@@ -41,18 +42,22 @@ class LoaderArguments(Options):
         Option("leave out the last mini-batch of an epoch if it is smaller"),
     ] = False
     rank: Annotated[
-        int,
-        Option("which part of each epoch to yield, of `world_size` parts", at_least=0),
-    ] = 0
-    world_size: Annotated[
-        int,
+        int | None,
         Option(
-            "number of processes that train together. As in torch's "
+            "which part of each epoch to yield, of `world_size` parts. None: that of "
+            "`torch.distributed` or torchrun, or else 0",
+            at_least=0,
+        ),
+    ] = None
+    world_size: Annotated[
+        int | None,
+        Option(
+            "number of processes that train together; goes with `rank`. As in torch's "
             "`DistributedSampler`, all ranks get equally many items: some items are "
             "repeated, or with `drop_last` left out. Give all ranks one seed",
             at_least=1,
         ),
-    ] = 1
+    ] = None
     workers: Annotated[
         int,
         Option(
@@ -147,15 +152,12 @@ class Loader:
     """
 
     def __init__(self, source: Loadable, options: LoaderArguments) -> None:
-        rank, world_size = options.rank, options.world_size
-        if rank >= world_size:
+        self._ranks = Ranks.of(options.rank, options.world_size)
+        if self._ranks.world_size > 1 and options.seed is None:
             raise ValueError(
-                f"rank must be less than world_size={world_size}, but is {rank}."
-            )
-        if world_size > 1 and options.seed is None:
-            raise ValueError(
-                f"{world_size} ranks must draw the same order: give all of them one "
-                "seed."
+                f"{self._ranks.world_size} ranks must draw the same order: give all of "
+                "them one seed. To read everything in each, pass rank=0 and "
+                "world_size=1."
             )
         if not len(source):
             raise ValueError(f"There is nothing to load in {source!r}.")
@@ -172,7 +174,7 @@ class Loader:
         if not len(self):
             raise ValueError(
                 f"drop_last leaves no batch of {options.batch_size} for each of "
-                f"{world_size} ranks in {source!r}."
+                f"{self._ranks.world_size} ranks in {source!r}."
             )
 
     def __repr__(self) -> str:
@@ -181,8 +183,8 @@ class Loader:
     def __len__(self) -> int:
         options = self._options
         if options.drop_last:
-            return len(self._source) // options.world_size // options.batch_size
-        items = math.ceil(len(self._source) / options.world_size)
+            return len(self._source) // self._ranks.world_size // options.batch_size
+        items = math.ceil(len(self._source) / self._ranks.world_size)
         return math.ceil(items / options.batch_size)
 
     @property
@@ -232,12 +234,13 @@ class Loader:
 
     def state_dict(self) -> dict[str, int]:
         """Return the position: seed, epoch, and batches of the epoch that are done."""
-        names = ("batch_size", "world_size", "shuffle", "drop_last")
+        names = ("batch_size", "shuffle", "drop_last")
         return {
             "seed": self._seed,
             "epoch": self.epoch,
             "batches": self._done % len(self),
             "items": len(self._source),
+            "world_size": self._ranks.world_size,
             **{name: int(getattr(self._options, name)) for name in names},
         }
 
@@ -260,7 +263,7 @@ class Loader:
 
     def _order(self, epoch: int) -> list[list[int]]:
         """Return the items of each of this rank's batches."""
-        size, ranks = self._options.batch_size, self._options.world_size
+        size, ranks = self._options.batch_size, self._ranks.world_size
         order = np.arange(len(self._source))
         if self._options.shuffle:
             order = generator_for(self._seed, Purpose.LOADER, epoch).permutation(order)
@@ -268,7 +271,7 @@ class Loader:
             order = order[: len(order) // ranks * ranks]
         else:
             order = np.resize(order, math.ceil(len(order) / ranks) * ranks)  # Repeats.
-        order = order[self._options.rank :: ranks]
+        order = order[self._ranks.rank :: ranks]
         batches = [
             part.tolist() for part in np.split(order, range(size, len(order), size))
         ]

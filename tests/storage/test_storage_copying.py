@@ -168,23 +168,28 @@ def test_files_that_a_writer_joins_replace_their_parts(
     assert [path.name for path in (tmp_path / "copy").iterdir()] == [name]
 
 
+@pytest.mark.parametrize("method", ["open", "get_file"])
 def test_a_file_that_vanishes_meanwhile_was_joined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    batches = Stream(1).batches(3)
+    stream = Stream(1)
+    batches = stream.batches(3)
     writer = Writer(tmp_path / "d", ABOUT)
     for batch in batches:
         writer.add(batch)
+        copy(tmp_path / "d", tmp_path / "copy")
+    writer.add(batch := stream.batch())
     kind = type(fsspec.filesystem("file"))
-    get_file = kind.get_file
+    read_file = getattr(kind, method)
 
-    def join_first(*arguments: Any, **options: Any) -> Any:
-        writer.close()
-        return get_file(*arguments, **options)
+    def join_first(place: Any, path: str, *arguments: Any, **options: Any) -> Any:
+        if Path(path).parent == tmp_path / "d":
+            writer.close()
+        return read_file(place, path, *arguments, **options)
 
-    monkeypatch.setattr(kind, "get_file", join_first)
+    monkeypatch.setattr(kind, method, join_first)
     assert copy(tmp_path / "d", tmp_path / "copy") == 1
-    assert read(tmp_path / "copy") == frames_of(*batches)
+    assert read(tmp_path / "copy") == frames_of(*batches, batch)
 
 
 @URLS

@@ -182,6 +182,22 @@ def test_ranks_share_an_epoch_as_in_torch(
         assert set(items) == set(ids)
 
 
+def test_ranks_are_those_of_torchrun(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    parts = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        parts.append([tags(batch) for batch in dataset.loader(10, seed=0)])
+    assert len(parts[0]) == len(parts[1])
+    assert sorted(chain(*parts[0], *parts[1])) == sorted(tags(dataset.transitions[:]))
+    everything = dataset.loader(10, seed=0, rank=0, world_size=1)
+    assert sum(map(len, everything)) == len(dataset)
+    with pytest.raises(ValueError, match="give all of them one seed"):
+        dataset.loader(10)
+
+
 @pytest.mark.parametrize("count", [5, 25])
 def test_a_loader_resumes_with_the_next_batch(dataset: Dataset, count: int) -> None:
     loader = dataset.loader(batch_size=8, seed=3)
@@ -225,10 +241,11 @@ REFUSALS = {
     "batch_size must be an integer of at least 1": lambda d: d.loader(0),
     "workers must be an integer of at least 0": lambda d: d.loader(2, workers=-1),
     "drop_last leaves no batch of 999 ": lambda d: d.loader(999, drop_last=True),
-    "give all of them one seed": lambda d: d.loader(1, world_size=2),
-    "rank must be less than world_size=2": lambda d: d.loader(
+    "give all of them one seed": lambda d: d.loader(1, rank=0, world_size=2),
+    "rank is 2 and world_size is 2": lambda d: d.loader(
         1, rank=2, world_size=2, seed=0
     ),
+    "pass both, or neither": lambda d: d.loader(1, rank=1, seed=0),
     "length must be at least 1": lambda d: d.trajectories.sequences(0),
     "between 1 and length=3, but is 4": lambda d: d.trajectories.sequences(3, stride=4),
     "between 1 and length=3, but is 0": lambda d: d.trajectories.sequences(3, stride=0),
