@@ -75,6 +75,15 @@ print(import_vault)
 _COMPARE = f"""marl-collect compare {COUNTING} --setup ippo-local-shared --seeds 1 \
     --frames 200 --workers 1 --set frames_per_batch=100 --set eval_interval=100 \
     --set eval_episodes=2 --set final_episodes=2"""
+_LOGGERS = """
+from pathlib import Path
+from marl_collect.interop.loggers import RunLogger
+for name in ("csv", "tensorboard"):
+    with RunLogger(name, Path("run"), "seed_0", "task") as log:
+        log.add({"loss": 0.5}, 100)
+        log.write()
+print(sorted(Path("run").rglob("*.*")))
+"""
 _LAB2D = """
 from marl_collect.envs.lab2d.provider import FAMILY
 print(FAMILY.available_tasks())
@@ -102,6 +111,7 @@ USES: dict[str, tuple[str, ...]] = {
     "torchrl": (_TORCHRL,),
     "benchmarl": (_BENCHMARL,),
     "compare": (_COMPARE,),
+    "loggers": (_LOGGERS,),
     "video": (_VIDEO,),
     "datasets": ("marl-collect inspect {data}",),
     "minari": ("marl-collect export {data} --format minari --out x-v0",),

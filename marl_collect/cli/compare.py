@@ -10,6 +10,7 @@ from marl_collect.cli.arguments import Settings, given
 from marl_collect.cli.comparing import CompareRequest, run, show_report, show_settings
 from marl_collect.cli.consoles import USER_ERROR, fail, user_errors
 from marl_collect.cli.tasks import parse_settings
+from marl_collect.interop.loggers import LOGGERS
 from marl_collect.training.algorithms import ALGORITHMS
 from marl_collect.training.presets import PRESETS
 
@@ -101,6 +102,14 @@ def compare(  # noqa: PLR0913 - one argument per option
             help="Record a video of one episode with the best weights of each run.",
         ),
     ] = False,
+    logger: Annotated[
+        str | None,
+        _where(
+            metavar="|".join(LOGGERS),
+            help="Give the metrics to this logger of TorchRL.  [default: events for "
+            "TensorBoard in the runs' folders]",
+        ),
+    ] = None,
     report: Annotated[
         Path | None,
         _where(
@@ -140,5 +149,6 @@ def compare(  # noqa: PLR0913 - one argument per option
             out=out,
             resume=resume,
             video=video,
+            logger=logger,
         )
     raise typer.Exit(show_settings(request) if settings else run(request))

@@ -40,6 +40,7 @@ class CompareRequest:
     out: Path | None
     resume: bool
     video: bool
+    logger: str | None
 
 
 def run(request: CompareRequest) -> int:
@@ -138,8 +139,11 @@ def show_report(folder: Path) -> int:
 
 
 def _comparison(request: CompareRequest) -> "Comparison":
+    from marl_collect.interop.loggers import check_logger
     from marl_collect.training.presets import task_env_kwargs
 
+    if request.logger is not None:
+        check_logger(request.logger)
     kwargs = dict(task_env_kwargs(request.task)) | request.env_kwargs
     factory = find_factory(request.task, kwargs)
     start_server(COLLECTOR_MODULES)  # It imports torch while this process does.
@@ -177,6 +181,7 @@ def _comparison(request: CompareRequest) -> "Comparison":
         if request.video
         else None,
         algorithm_options=by_algorithm,
+        logger=request.logger,
     )
     training.check_task(comparison)
     if not request.resume:  # Runs of earlier versions may have such settings.

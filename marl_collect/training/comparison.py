@@ -53,6 +53,7 @@ class Comparison:
         video: builds an environment that returns pictures, to record an episode with
             the best weights of each run. None: no videos.
         algorithm_options: of the runs of some algorithms.
+        logger: of the metrics; see ``Trainer``.
     """
 
     task: Task
@@ -62,6 +63,7 @@ class Comparison:
     folder: Path
     video: Callable[[], Any] | None = None
     algorithm_options: Mapping[str, TrainingOptions] = field(default_factory=dict)
+    logger: str | None = None
 
     def options_of(self, setup: Setup) -> TrainingOptions:
         """Return the options of a setup's runs."""
@@ -257,7 +259,16 @@ def _train(
     """Train one run to its end, and record its video."""
     setup, seed = run
     path, options = comparison.path(setup, seed), comparison.options_of(setup)
-    Trainer(comparison.task, setup, options, seed, path, watcher, interruption).run()
+    Trainer(
+        comparison.task,
+        setup,
+        options,
+        seed,
+        path,
+        watcher,
+        interruption,
+        comparison.logger,
+    ).run()
     if comparison.video is not None:
         _record_video(comparison, comparison.video, path)
 

@@ -10,6 +10,7 @@ file                        contents
 ``checkpoints/last.pt``     the state that resuming needs
 ``checkpoints/best.pt``     the networks of the best evaluation
 ``events.out.tfevents.*``   the metrics for TensorBoard, if tensorboardX is installed
+``logger.json``             names of the log that another logger writes instead
 ``videos/``                 evaluation episodes, if requested
 ``result.json``             results of the finished run
 ``.lock``                   held by the process that trains
@@ -37,6 +38,7 @@ PROGRESS = "progress.csv"
 EVALUATIONS = "evaluations.json"
 RESULT = "result.json"
 EPISODES = "episodes.json"
+LOGGER = "logger.json"
 LAST = "checkpoints/last.pt"
 
 

@@ -14,6 +14,7 @@ import torch
 
 from marl_collect.collectors import MultiSyncCollector
 from marl_collect.core.description import EnvDescription
+from marl_collect.interop.loggers import RunLogger, check_logger
 from marl_collect.models.saved_policy import BEST, CONFIG, load_networks, policy_state
 from marl_collect.programs.interruption import Interruption
 from marl_collect.training import checkpoint
@@ -28,6 +29,7 @@ from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.run_folder import (
     EVALUATIONS,
     LAST,
+    LOGGER,
     RESULT,
     EventWriter,
     RunFolder,
@@ -104,6 +106,13 @@ class Trainer:
         interruption: of the command that runs this. A signal then ends the run after
             the batch in progress, which is saved; a second signal ends it at once.
             Without it, Ctrl-C ends the run at once.
+        logger: name of one of TorchRL's loggers, which gets the metrics; see
+            ``interop/loggers.py``. None: events for TensorBoard, if tensorboardX is
+            installed.
+
+    Raises:
+        ValueError: if there is no such logger.
+        MissingPackageError: if a package of the logger is missing.
     """
 
     def __init__(
@@ -115,7 +124,11 @@ class Trainer:
         path: Path,
         watcher: Watcher | None = None,
         interruption: Interruption | None = None,
+        logger: str | None = None,
     ) -> None:
+        if logger is not None:
+            check_logger(logger)
+        self._logger = logger
         self.task = task
         self.setup = setup
         self.options = options
@@ -162,7 +175,7 @@ class Trainer:
                 self.task.description, self.setup, options, self.seed
             )
             with (
-                EventWriter(self.folder.path) as self._events,
+                self._open_log() as self._events,
                 MultiSyncCollector(
                     self.task.factory,
                     self._learner.policy,
@@ -185,6 +198,20 @@ class Trainer:
                 self._restore()
                 self._loop()
                 return self._finish()
+
+    def _open_log(self) -> EventWriter | RunLogger:
+        """Open the log of the metrics; that of a resumed run continues."""
+        if self._logger is None:
+            return EventWriter(self.folder.path)
+        state = self.folder.read_json(LOGGER) if self.folder.has_progress else None
+        if state is not None and state["logger"] != self._logger:
+            state = None
+        run = f"{self.setup.name}/seed_{self.seed}"
+        log = RunLogger(self._logger, self.folder.path, run, self.task.name, state)
+        if state is None:
+            log.settings(self._config())
+            self.folder.write_json(LOGGER, log.state_dict())
+        return log
 
     def _loop(self) -> None:
         self._evaluate_if_due()
@@ -316,6 +343,8 @@ class Trainer:
             "windows": [asdict(w) for w in self._evaluations],
         }
         self.folder.write_checkpoint(LAST, state)
+        if isinstance(self._events, RunLogger):
+            self._events.write()
         self._saved = time.monotonic()
 
     def _restore(self) -> None:
