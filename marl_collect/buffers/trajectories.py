@@ -11,13 +11,19 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
-from marl_collect.buffers.layout import MANY, Layout
+from marl_collect.buffers.layout import MANY, STEP_COUNT, Layout
 from marl_collect.core.description import Field, Key
 from marl_collect.core.replay import frames_of
 from marl_collect.core.tensordicts import assemble, flatten, take_rows
 
 TrajFormat = Literal["padded", "cat"]
 Arrays = dict[Key, NDArray[Any]]
+LONGEST = 100_000
+"""Frames of a trajectory after which its end is no longer expected without a limit.
+
+Whoever waits for it would wait for ever, and all frames since its beginning are kept.
+Nobody waits for ever with ``max_frames_per_traj``, whose key is ``step_count``.
+"""
 _IDS = ("collector", "traj_ids")
 _MASK = ("collector", "mask")
 
@@ -181,6 +187,28 @@ class _Pieces:
 
 
 _NO_PIECES = _Pieces(*[np.zeros(0, np.int64)] * 4)
+
+
+def _check_lengths(unfinished: _Pieces) -> None:
+    """Check that no trajectory seems to be endless.
+
+    Raises:
+        RuntimeError: if one is longer than ``LONGEST``.
+    """
+    if not len(unfinished) or unfinished.lengths.sum() <= LONGEST:
+        return
+    numbers, which = np.unique(unfinished.numbers, return_inverse=True)
+    lengths = np.bincount(which, unfinished.lengths)
+    if lengths.max() > LONGEST:
+        traj_id = int(numbers[lengths.argmax()])
+        raise RuntimeError(
+            f"Whole trajectories were requested, but episode {traj_id & 0xFFFFFFFF} of "
+            f"environment {traj_id >> 32} has not ended after {int(lengths.max()):,} "
+            "frames. If episodes may never end, or are longer, pass "
+            "max_frames_per_traj, which truncates them."
+        )
+
+
 _FIRST = 1
 """First position of a frame. Position 0 has zeros, which pad short trajectories."""
 _FULL, _GROWTH = 1.5, 2
@@ -195,6 +223,9 @@ class TrajectoryAssembler:
     All batches are in one memory, ``[positions, ...]`` per key, each after the one
     before or at the beginning. Frames there that are still needed move. Complete
     trajectories are gathered with one call per key.
+
+    Batches of a trajectory that is longer than ``LONGEST`` raise a RuntimeError, unless
+    the collector limits their length.
     """
 
     def __init__(
@@ -330,6 +361,8 @@ class TrajectoryAssembler:
         self._ended += len(ended)
         # Others were cut and will not continue.
         self._open = present[continues & ~whole]
+        if STEP_COUNT not in self._memory:
+            _check_lengths(self._open)
 
     def _begin(self, batch: TensorDictBase) -> None:
         self._n_agents = {

@@ -717,6 +717,8 @@ class CollectorBase:
             if not batches and not self._finished():
                 self._check_open()
             with self._ending_on(BaseException):
+                if not batches and not self._finished():
+                    self._update_if_due()
                 while not batches and not self._finished():
                     batches = self._collect_more()
                 return batches or self._delivery.rest()
@@ -754,10 +756,6 @@ class CollectorBase:
     def _collect_more(self) -> list[Any]:
         """Collect one slot; return the batch that it completes, if any, in a list."""
         started = time.perf_counter()
-        if self._options.update_at_each_batch and self._weights.can_update:
-            tensors = self._policy.tensors()  # Weights elsewhere are an error at once.
-            if self._statistics.batches:
-                self._weights.publish(tensors)
         self._weights.warn_if_stale()
         delivered = self._statistics.frames
         filled = self._source.fill(
@@ -767,6 +765,16 @@ class CollectorBase:
         self._statistics.add(filled.frames, filled.episodes, seconds)
         self._policy.played(filled.episodes)
         return self._delivery.batches(filled)
+
+    def _update_if_due(self) -> None:
+        """Publish the weights before a batch, with ``update_at_each_batch``.
+
+        A batch of whole trajectories may need several slots, which share a version.
+        """
+        if self._options.update_at_each_batch and self._weights.can_update:
+            tensors = self._policy.tensors()  # Weights elsewhere are an error at once.
+            if self._statistics.batches:
+                self._weights.publish(tensors)
 
     def _finished(self) -> bool:
         return self._options.completed(self._statistics.frames)

@@ -13,7 +13,7 @@ import torch
 from tensordict.nn import InteractionType
 
 from marl_collect.buffers.layout import BatchContents
-from marl_collect.buffers.trajectories import TrajFormat
+from marl_collect.buffers.trajectories import LONGEST, TrajFormat
 from marl_collect.core.devices import usable_device
 from marl_collect.core.factories import Factory, check_function
 from marl_collect.core.ranks import Ranks
@@ -310,6 +310,11 @@ class WorkerOptions(ProcessOptions):
         return list(factory)
 
     @property
+    def policy_devices(self) -> set[torch.device]:
+        """All devices on which policies act."""
+        return set(map(torch.device, self._policy_devices))
+
+    @property
     def _policy_devices(self) -> list[Any]:
         choice = self.device if self.policy_device is None else self.policy_device
         return _each_device(choice) or ["cpu"]
@@ -513,6 +518,8 @@ class BatchOptions(WorkerOptions):
             "number of complete trajectories per batch, instead of a number of frames. "
             "The last batch may have fewer: those that are complete when "
             "`total_frames` are collected. Incomplete trajectories are then dropped. "
+            "If episodes may never end, set `max_frames_per_traj`: a trajectory of "
+            f"more than {LONGEST:,} frames is an error without it. "
             "Not with `set_truncated` or `reset_at_each_iter`",
             at_least=1,
             not_in=_SHAPES,
@@ -630,13 +637,17 @@ class BatchOptions(WorkerOptions):
 
     @property
     def store_on(self) -> torch.device | None:
-        """Device of delivered batches; None does not move them."""
+        """Device of delivered batches; None does not move them.
+
+        Raises:
+            ValueError: if ``device`` names several, and ``storing_device`` none.
+        """
         choice = self.device if self.storing_device is None else self.storing_device
         devices = {torch.device(device) for device in _each_device(choice)}
         if len(devices) > 1:
             raise ValueError(
-                "storing_device must be a single device, because a batch is one "
-                f"TensorDict, but found {sorted(map(str, devices))}."
+                "A batch is one TensorDict on one device, but device names "
+                f"{sorted(map(str, devices))}: pass storing_device too."
             )
         return next(iter(devices), None)
 
@@ -664,9 +675,10 @@ class CollectorOptions(BatchOptions):
     ]
 
     def __post_init__(self) -> None:
-        """Check every value, and the replay buffer."""
+        """Check every value, the replay buffer and the device of batches."""
         super().__post_init__()
         _check_replay_buffer(self)
+        _ = self.store_on  # Refuses several devices before anything starts.
 
     @property
     def ragged(self) -> bool:

@@ -89,6 +89,11 @@ class OwnRollout:
                 "one policy: pass a single factory. In a MultiSyncCollector each "
                 "worker acts with the policy of its own factory."
             )
+        if len(devices := parsed.policy_devices) > 1:
+            raise ValueError(
+                "A Collector acts with one policy, but policy_device names "
+                f"{sorted(map(str, devices))}: pass a single device."
+            )
         workers = spread(
             parsed.create_env_fn,
             parsed.num_workers,

@@ -12,6 +12,7 @@ import numpy as np
 from torch import nn
 
 from marl_collect.buffers.slots import Slots
+from marl_collect.buffers.trajectories import LONGEST
 from marl_collect.collectors import messages
 from marl_collect.collectors.multi import start_workers
 from marl_collect.collectors.options import (
@@ -354,6 +355,7 @@ def _collector_options(arguments: EvaluatorArguments) -> CollectorOptions:
         else ExplorationType.RANDOM,
         max_frames_per_traj=arguments.max_frames_per_traj,
         seed=arguments.seeds,
+        storing_device="cpu",  # Batches stay where they are, whatever devices act.
         # Every rank plays the same episodes.
         rank=0,
         world_size=1,
@@ -385,9 +387,13 @@ def _played(
         workers: with a slot of ``_FRAMES`` frames attached.
         wanted: number of episodes of each environment.
         limit: ``max_frames_per_traj``.
+
+    Raises:
+        RuntimeError: if an episode is longer than ``LONGEST``, and there is no limit.
     """
     ended: list[list[Episode]] = [[] for _ in wanted]
     ends = list(accumulate(workers.sizes, initial=0))
+    newest = [0] * len(wanted)  # When the newest episode of each environment ended.
     frames = 0
     while True:
         waiting = {
@@ -401,10 +407,18 @@ def _played(
         if frames == _LONG and limit is None and late:
             warn(
                 f"In an evaluation, the first episode of environment {late[0]} "
-                f"has not ended after {frames:,} frames. An evaluation waits for the "
+                f"has not ended after {frames:,} frames. An evaluation waits for its "
                 "end. If there may be none, pass max_frames_per_traj, or --set "
                 "max_frames_per_traj=FRAMES to `marl-collect compare`."
             )
+        for k, n in enumerate(wanted):
+            running = frames - newest[k] if len(ended[k]) < n else 0
+            if running > LONGEST and limit is None:
+                raise RuntimeError(
+                    f"In an evaluation, an episode of environment {k} has not ended "
+                    f"after {running:,} frames. If episodes may never end, or are "
+                    "longer, pass max_frames_per_traj, which truncates them."
+                )
         frames += _FRAMES
         workers.collect(sorted(waiting), messages.Collect(_SLOT))
         while waiting:
@@ -412,6 +426,7 @@ def _played(
             waiting.remove(index)
             for episode in reply.episodes:
                 ended[episode.environment].append(episode)
+                newest[episode.environment] = frames
 
 
 def _derived(root: int, episodes: int) -> list[int]:

@@ -1,6 +1,6 @@
 """Numbers the frames of episodes in a stream of batches, and finds those that end."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self, final
 
@@ -72,8 +72,15 @@ class EpisodeTracker:
         """Return a tracker that can be advanced without changing this one."""
         return type(self)(dict(self.running), dict(self.last_ended))
 
-    def add(self, rows: Rows) -> tuple[NDArray[np.int32], list[EndedEpisode]]:
-        """Return the number of each frame of a batch, and the episodes that ended."""
+    def add(
+        self, rows: Rows, *, whole: bool = False
+    ) -> tuple[NDArray[np.int32], list[EndedEpisode]]:
+        """Return the number of each frame of a batch, and the episodes that ended.
+
+        Args:
+            rows: of the batch.
+            whole: whether all its episodes are known to be complete.
+        """
         ids, done = column_of(rows, TRAJ_IDS), column_of(rows, DONE)
         assert ids is not None
         assert done is not None
@@ -87,7 +94,7 @@ class EpisodeTracker:
         continued = arranged[done[order] & ~is_last]
         if continued.size:
             raise ValueError(_continues(int(continued[0])))
-        begins = self._begins(rows, ids)
+        begins = np.ones(len(ids), np.bool_) if whole else self._begins(rows, ids)
         sums = {
             column.key[1]: np.add.reduceat(
                 flat_rows(values)[order].astype(np.float64), first
@@ -127,25 +134,34 @@ class EpisodeTracker:
         return index, [episode for _, episode in sorted(ended, key=lambda e: e[0])]
 
     def _begins(self, rows: Rows, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which frames begin an episode, if they are the first of their id.
-
-        A collector that has run before delivers the rest of an episode first. If no key
-        says so, an environment's episode 0 begins, unless another environment is
-        already in a later one.
-        """
+        """Return which frames begin an episode, if they are the first of their id."""
         for key in (STEP_COUNT, IS_INIT):
             values = column_of(rows, key)
             if values is not None:
                 flat = flat_rows(values)[:, 0]
                 return flat == 0 if key == STEP_COUNT else flat.astype(np.bool_)
-        # In row order, an environment's later trajectory begins where one ended.
         seen = {traj_id >> 32 for traj_id in self.running} | self.last_ended.keys()
-        first: dict[int, int] = {}  # Of the environments that are new.
-        for traj_id in dict.fromkeys(ids.tolist()):
-            if traj_id >> 32 not in seen:
-                first.setdefault(traj_id >> 32, traj_id)
-        is_fresh = not any(traj_id & 0xFFFFFFFF for traj_id in first.values())
-        return ~np.isin(ids, [] if is_fresh else [*first.values()])
+        return ~np.isin(ids, begun_before(ids.tolist(), seen))
+
+
+def begun_before(ids: Sequence[int], seen: Collection[int]) -> list[int]:
+    """Return the episodes of a batch that began before it, if no key says which.
+
+    A collector that has run before delivers the rest of an episode first. An
+    environment's episode 0 begins with its first frame, unless another environment is
+    already in a later one.
+
+    Args:
+        ids: of the episodes, in row order, in which an environment's later episode
+            begins where one ended.
+        seen: numbers of the environments of earlier batches.
+    """
+    first: dict[int, int] = {}  # Of the environments that are new.
+    for traj_id in dict.fromkeys(ids):
+        if traj_id >> 32 not in seen:
+            first.setdefault(traj_id >> 32, traj_id)
+    is_fresh = not any(traj_id & 0xFFFFFFFF for traj_id in first.values())
+    return [] if is_fresh else [*first.values()]
 
 
 def _check_finite(traj_id: int, returns: Mapping[str, NDArray[np.float64]]) -> None:

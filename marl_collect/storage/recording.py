@@ -22,6 +22,7 @@ from marl_collect.core.factories import Factory
 from marl_collect.core.first_ends import FirstEnds
 from marl_collect.core.seeding import draw_seed
 from marl_collect.core.signature import IS_INIT
+from marl_collect.core.tensordicts import flatten
 from marl_collect.errors import ClosedError
 from marl_collect.files.urls import local_folder
 from marl_collect.options import Option, changed, function, refuse
@@ -30,7 +31,7 @@ from marl_collect.programs.interruption import Interruption
 from marl_collect.storage.columns import expanded
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.description import DatasetDescription, RunDescription
-from marl_collect.storage.episodes import EndedEpisode
+from marl_collect.storage.episodes import EndedEpisode, begun_before
 from marl_collect.storage.files import check_target
 from marl_collect.storage.writer import Writer
 
@@ -304,6 +305,8 @@ class EpisodeWriter(Closing):
         self._writer, self._wanted, self._frames = writer, episodes, frames
         self._assembler = TrajectoryAssembler(self._wants)
         self._waiting: list[TensorDictBase] = []
+        self._rests: set[int] = set()
+        """Episodes that began before the first batch of their environment."""
         self._missing: dict[int, float] = {}
         """How many more episodes each environment contributes."""
 
@@ -329,6 +332,9 @@ class EpisodeWriter(Closing):
                 environments that the first one lacked.
         """
         shares = self._shares(batch)
+        if not {STEP_COUNT, IS_INIT} & {*flatten(batch)}:
+            ids = batch.get(TRAJ_IDS).flatten()
+            self._rests.update(begun_before(ids[ids != -1].tolist(), self._missing))
         if self._wanted is None:
             self._missing |= shares
         elif not self._missing:
@@ -344,8 +350,8 @@ class EpisodeWriter(Closing):
         frames = self._assembler.take("cat")
         ids = frames.get(TRAJ_IDS).numpy()
         (first,) = (np.diff(ids, prepend=-1) != 0).nonzero()
-        whole = np.ones(len(first), np.bool_)
         # A collector that has run before delivers the rest of an episode first.
+        whole = ~np.isin(ids[first], [*self._rests])
         for key in (STEP_COUNT, IS_INIT):
             if (values := frames.get(key, None)) is not None:
                 whole = (values[first] == (key == IS_INIT)).reshape(len(first)).numpy()
@@ -389,4 +395,4 @@ class EpisodeWriter(Closing):
             return []
         batch = torch.cat(self._waiting, 0).unsqueeze(0)
         self._waiting = []
-        return self._writer.add(batch)
+        return self._writer.add(batch, whole=True)

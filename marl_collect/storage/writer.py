@@ -107,7 +107,7 @@ class Writer(Closing):
     def __repr__(self) -> str:
         return f"Writer({str(self.path)!r}{', closed' if self._closed else ''})"
 
-    def add(self, batch: TensorDictBase) -> list[EndedEpisode]:
+    def add(self, batch: TensorDictBase, *, whole: bool = False) -> list[EndedEpisode]:
         """Write a batch; when this returns, it is on disk.
 
         A batch that is refused with a ``ValueError`` changes nothing. After any other
@@ -116,6 +116,7 @@ class Writer(Closing):
 
         Args:
             batch: ``[B, T]`` with ``("collector", "traj_ids")``.
+            whole: whether all its episodes are known to be complete.
 
         Returns:
             The episodes that ended in it and whose beginning was seen.
@@ -131,7 +132,7 @@ class Writer(Closing):
         self._check_open()
         rows = rows_of(batch)
         tracker = self._tracker.copy()
-        frame_index, ended = tracker.add(rows)
+        frame_index, ended = tracker.add(rows, whole=whole)
         self.write(rows, frame_index)
         self._tracker = tracker
         return ended

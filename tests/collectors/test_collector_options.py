@@ -146,6 +146,18 @@ REFUSED: list[tuple[list[Any], dict[str, Any], Any, str]] = [
         TypeError,
         "acts with the trained module itself: omit it",
     ),
+    (
+        [SINGLE],
+        {"policy_device": ["cpu", "cpu:0"]},
+        ValueError,
+        r"one policy, but policy_device names \['cpu', 'cpu:0'\]",
+    ),
+    (
+        KINDS,
+        {"num_workers": 2, "device": ["cpu", "cpu:0"], "policy_device": "cpu"},
+        ValueError,
+        r"device names \['cpu', 'cpu:0'\]: pass storing_device too",
+    ),
     ([SYNC, ASYNC], {"worker_idx": 1}, TypeError, "worker_idx: .* use rank and world"),
     (
         [SYNC, ASYNC],

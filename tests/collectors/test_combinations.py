@@ -1,5 +1,6 @@
 """Combinations of options in which one could break the guarantees of the other."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -106,3 +107,19 @@ def test_whole_trajectories_of_async_workers_are_complete() -> None:
         for trajectory in recorded(second, 8):
             assert trajectory["hunter", "observation"][0, :, 1].eq(0).all()
             assert trajectory["next", "done"][-1].all()
+
+
+@every_kind
+def test_batches_of_trajectories_do_not_wait_for_ever(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marl_collect.buffers.trajectories.LONGEST", 100)
+    endless = partial(CountingEnv, min_length=10**9, max_length=10**9, deaths=False)
+    # Episodes of environment 1 end, but those of the other one never do.
+    build = partial(kind, [endless, CountingEnv], frames_per_batch=40)
+    with build(trajs_per_batch=2**40) as collector:
+        for _ in range(2):  # The collector is closed by its error.
+            with pytest.raises(RuntimeError, match="environment 0 .*max_frames_per_tr"):
+                collector.next()
+    with build(trajs_per_batch=90, max_frames_per_traj=150) as collector:
+        assert collector.next().shape == (90, 150)

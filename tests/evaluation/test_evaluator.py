@@ -284,6 +284,15 @@ def test_episodes_that_seem_endless_are_reported() -> None:
         )
 
 
+def test_an_evaluation_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marl_collect.evaluation.evaluator.LONGEST", 500)
+    endless = partial(CountingEnv, min_length=10**9, max_length=10**9, deaths=False)
+    with pytest.raises(RuntimeError, match=r"environment 1 has .* after 600 frames\."):
+        evaluate(None, [CountingEnv, endless], episodes=2)
+    evaluation = evaluate(None, endless, episodes=1, max_frames_per_traj=700)
+    assert evaluation.lengths == [700]
+
+
 def test_no_episodes_is_refused() -> None:
     with pytest.raises(ValueError, match="episodes"):
         evaluate(None, CountingEnv, episodes=0)

@@ -256,7 +256,8 @@ class _Run:
     def batch(self, number: int) -> None:
         """Collect a batch, and compare it."""
         options, location = self.case.options, f"batch {number}"
-        if number and options.get("update_at_each_batch"):
+        collects = "trajs_per_batch" not in options or self.delivery.lacks()
+        if number and collects and options.get("update_at_each_batch"):
             self.publish()
         batch = self.fetch(number)
         self.seed_torch(number)

@@ -120,9 +120,7 @@ def options(draw: st.DrawFn, case: Case) -> dict[str, Any]:
     maybe("update_at_each_batch", st.just(True), condition=trained)
     keywords |= draw(shapes(case, "on_worker_failure" not in keywords))
     if "trajs_per_batch" in keywords:
-        # Two exclude it. The reference updates before batches, but the collector
-        # before slots, of which a batch of trajectories needs none or several.
-        for name in ("reset_at_each_iter", "update_at_each_batch", "set_truncated"):
+        for name in ("reset_at_each_iter", "set_truncated"):  # They exclude it.
             keywords.pop(name, None)
     return keywords
 

@@ -147,6 +147,7 @@ def collected(
     batches: int = 5,
     seed: int = 0,
     state: bool = False,
+    endless: bool = False,
     **options: Any,
 ) -> tuple[DatasetDescription, list[TensorDict]]:
     """Collect batches of a counting environment.
@@ -157,10 +158,12 @@ def collected(
         batches: how many.
         seed: of the collector.
         state: whether the environment has a state.
+        endless: whether its episodes never end.
         options: of the collector.
     """
+    lengths: Any = {"min_length": 10**9, "max_length": 10**9, "deaths": False}
     collector = Collector(
-        [lambda: CountingEnv(state=state)] * n_envs,
+        [lambda: CountingEnv(state=state, **(lengths if endless else {}))] * n_envs,
         frames_per_batch=frames,
         total_frames=batches * frames,
         seed=seed,

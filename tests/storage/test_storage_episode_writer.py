@@ -58,6 +58,34 @@ def test_the_end_of_an_episode_without_its_beginning_is_not_listed(
         assert episode["step_count"].flatten().tolist() == list(range(len(episode)))
 
 
+@pytest.mark.parametrize("episodes", [None, 7])
+def test_whole_episodes_of_a_collector_that_ran_before_are_listed(
+    tmp_path: Path, episodes: int | None
+) -> None:
+    about, batches = collected(3, frames=15, batches=40, seed=4)
+    played = torch.cat([batch.clone() for batch in batches], 1)
+    ids = played["collector", "traj_ids"]
+    first = 8  # Every environment is in a later episode then.
+    rests = set(batches[first]["collector", "traj_ids"][:, 0].tolist())
+    later = torch.cat([batch["collector", "traj_ids"] for batch in batches[first:]], 1)
+    ended = [
+        int(number)
+        for number in later.unique()
+        if played["next", "done"][ids == number][-1].all()
+    ]
+    assert all(number & 0xFFFFFFFF for number in rests)
+    with EpisodeWriter(Writer(tmp_path / "d", about), episodes) as writer:
+        for batch in batches[first:]:
+            writer.add(batch)
+    whole = set(ended) - rests
+    trajectories = open_dataset(tmp_path / "d").trajectories
+    listed = {info.traj_id for info in trajectories.episodes}
+    assert len(listed) == (episodes or len(whole))
+    assert listed <= whole
+    for episode, info in zip(trajectories, trajectories.episodes, strict=True):
+        assert (episode == played[ids == info.traj_id]).all()
+
+
 @pytest.mark.processes
 def test_the_description_has_the_policy_and_the_options(tmp_path: Path) -> None:
     policy = make_policy(CountingEnv)
@@ -125,6 +153,22 @@ def test_no_thread_sees_a_new_writer_as_complete(
         episodes.add(batches[0])
     assert seen
     assert not any(seen)
+
+
+def test_episodes_that_never_end_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marl_collect.buffers.trajectories.LONGEST", 40)
+    for limit in (None, 60):
+        about, batches = collected(
+            2, frames=16, batches=10, max_frames_per_traj=limit, endless=True
+        )
+        with EpisodeWriter(Writer(tmp_path / f"{limit}", about), 2) as writer:
+            for batch in batches[:5]:
+                writer.add(batch)
+            if limit is None:
+                with pytest.raises(RuntimeError, match="48 frames.*max_frames_per_tr"):
+                    writer.add(batches[5])
 
 
 @pytest.mark.processes
