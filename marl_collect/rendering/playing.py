@@ -14,9 +14,10 @@ from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.errors import warn
 from marl_collect.rendering.overlay import caption, used_part, write_above
 from marl_collect.rendering.pictures import Picture, SingleEnv, require_single, take
+from marl_collect.rollout.episodes import Curriculum
 
 
-def play(
+def play(  # noqa: PLR0913 - one per decision
     create_env_fn: Callable[[], Any],
     policy: Any = None,
     *,
@@ -25,6 +26,8 @@ def play(
     deterministic: bool = True,
     seed: int = 0,
     overlay: bool = False,
+    curriculum: Curriculum | None = None,
+    level: int = 0,
     max_frames: int | None = None,
 ) -> Iterator[Picture]:
     """Yield a picture of every frame of complete episodes, including the first.
@@ -41,6 +44,8 @@ def play(
         seed: of the episodes and the actions.
         overlay: whether to write episode, step, and each agent's return so far above
             the picture. Small pictures are enlarged. Needs the extra ``video``.
+        curriculum: returns the task of an episode; as for collectors.
+        level: of the curriculum.
         max_frames: old name of ``max_frames_per_traj``.
 
     Raises:
@@ -68,6 +73,8 @@ def play(
         max_frames_per_traj=max_frames_per_traj,
         exploration_type=kind,
         seed=seed,
+        curriculum=curriculum,
+        level=level,
         # Every rank plays the same episodes.
         rank=0,
         world_size=1,

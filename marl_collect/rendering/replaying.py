@@ -7,14 +7,22 @@ import numpy as np
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
+from marl_collect.buffers.layout import LEVEL, TRAJ_IDS
+from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import Key
 from marl_collect.core.env import require_factory
 from marl_collect.processes import cleanup
 from marl_collect.rendering.pictures import Picture, SingleEnv, require_single, take
+from marl_collect.rollout.env_calls import set_task
+from marl_collect.rollout.episodes import EPISODE_BITS, Curriculum
 
 
 def to_frames(
-    create_env_fn: Callable[[], Any], rollout: TensorDictBase, *, seed: int
+    create_env_fn: Callable[[], Any],
+    rollout: TensorDictBase,
+    *,
+    seed: int,
+    curriculum: Curriculum | None = None,
 ) -> NDArray[np.uint8]:
     """Return pictures of a recorded episode: the first state, and one after each frame.
 
@@ -29,19 +37,27 @@ def to_frames(
             dataset or ``env.rollout(...)``.
         seed: that the episode was reset with: ``dataset.trajectories.seeds[i]``, or
             ``marl_collect.core.seeding.episode_seed(seed, environment, episode)``.
+        curriculum: the function that the episode was recorded with, if any. The
+            environment is told the task of the recorded level.
 
     Returns:
         uint8 ``[T + 1, height, width, 3]``.
 
     Raises:
         ValueError: if the environment renders nothing, does not repeat episodes, or
-            differs from the record; names frame and key.
+            differs from the record, naming frame and key. Also if the record has a
+            level but ``curriculum`` is missing, or the other way round.
     """
-    return np.stack(list(replay_pictures(create_env_fn, rollout, seed=seed)))
+    pictures = replay_pictures(create_env_fn, rollout, seed=seed, curriculum=curriculum)
+    return np.stack(list(pictures))
 
 
 def replay_pictures(
-    create_env_fn: Callable[[], Any], rollout: TensorDictBase, *, seed: int
+    create_env_fn: Callable[[], Any],
+    rollout: TensorDictBase,
+    *,
+    seed: int,
+    curriculum: Curriculum | None = None,
 ) -> Iterator[Picture]:
     """Yield the pictures of ``to_frames`` one by one; long episodes take no memory.
 
@@ -53,12 +69,38 @@ def replay_pictures(
         raise ValueError(
             f"rollout must be one episode [T], but has the shape {list(rollout.shape)}."
         )
+    number, level = _recorded(rollout, curriculum)
     env = require_single(create_env_fn())
     owner = _Owner(env)
     try:
-        yield from _pictures(env, rollout, seed)
+        engine = env.engine()
+        if curriculum is not None:
+            set_task(engine, 0, curriculum, seed, number, level)
+        yield from _pictures(env, engine, rollout, seed)
     finally:
         owner.close()
+
+
+def _recorded(
+    rollout: TensorDictBase, curriculum: Curriculum | None
+) -> tuple[int, int]:
+    """Return number and level of an episode of a curriculum; zeros without one."""
+    level = rollout.get(LEVEL, None)
+    if level is None and curriculum is None:
+        return 0, 0
+    if curriculum is None:
+        raise ValueError(
+            "The episode was recorded with a curriculum, whose tasks are not in the "
+            "record: pass the same function as to_frames(..., curriculum=function)."
+        )
+    ids = rollout.get(TRAJ_IDS, None)
+    if level is None or ids is None:
+        missing = LEVEL if level is None else TRAJ_IDS
+        raise ValueError(
+            f"With a curriculum, rollout needs {LEVEL} and {TRAJ_IDS} of the record, "
+            f"but {missing} is missing."
+        )
+    return int(ids[0]) % 2**EPISODE_BITS, int(level[0])
 
 
 @final
@@ -80,7 +122,9 @@ class _Owner:
             env.close()
 
 
-def _pictures(env: SingleEnv, rollout: TensorDictBase, seed: int) -> Iterator[Picture]:
+def _pictures(
+    env: SingleEnv, engine: EnvBatch, rollout: TensorDictBase, seed: int
+) -> Iterator[Picture]:
     description = env.description
     if not description.repeats:
         raise ValueError(
@@ -88,7 +132,6 @@ def _pictures(env: SingleEnv, rollout: TensorDictBase, seed: int) -> Iterator[Pi
             "so pictures must be taken while it is played: use play(), or record "
             "pictures as observations."
         )
-    engine = env.engine()
     memory = engine.allocate()
     engine.bind(memory)
     actions = {key: rollout.get(key).numpy() for key in description.actions()}

@@ -5,10 +5,14 @@ makes the calls of its predecessor first. If it replays running episodes, it mak
 calls of these episodes before the same frames.
 """
 
+import copy
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
+
+from marl_collect.core.batch import EnvBatch
+from marl_collect.rollout.episodes import Curriculum
 
 
 @final
@@ -210,3 +214,37 @@ def part_of(state: Mapping[str, Any], rows: range) -> dict[str, Any]:
             if inside:
                 entries.append(entry | {"rows": inside})
     return parts
+
+
+def set_task(
+    engine: EnvBatch,
+    k: int,
+    curriculum: Curriculum,
+    seed: int,
+    number: int,
+    level: int,
+) -> None:
+    """Tell environment k the task of the episode that it begins next.
+
+    Args:
+        engine: the environments.
+        k: index of the environment in ``engine``.
+        curriculum: returns the task.
+        seed: of the episode.
+        number: of the episode in its environment.
+        level: of the curriculum.
+    """
+    try:
+        task = curriculum(seed, number, level)
+    except Exception as error:
+        error.add_note(
+            f"The error was raised by curriculum(seed={seed}, episode={number}, "
+            f"level={level})."
+        )
+        raise
+    task = copy.deepcopy(task)  # An environment may change it.
+    if engine.one_simulator:
+        engine.call(k, "set_task", (k, task), {})
+        engine.call(k, "require_begin", (k,), {})
+    else:
+        engine.call(k, "set_task", (task,), {})

@@ -29,7 +29,13 @@ from marl_collect.policies.runner import (
     RandomRunner,
     states_of,
 )
-from marl_collect.rollout.env_calls import CallLog, EnvCall, Outcome, returned
+from marl_collect.rollout.env_calls import (
+    CallLog,
+    EnvCall,
+    Outcome,
+    returned,
+    set_task,
+)
 from marl_collect.rollout.episodes import (
     NEVER,
     Arrays,
@@ -560,7 +566,7 @@ class Rollout:
                 indices, seeds, numbers.tolist(), levels.tolist(), strict=True
             ):
                 self._progress.resetting(environments[k])
-                self._set_task(self._curriculum, k, *task_of)
+                set_task(engine, k, self._curriculum, *task_of)
         if engine.is_async or engine.one_simulator:  # It resets them together.
             self._progress.resetting(environments[indices[0]])
             engine.reset(indices, seeds)
@@ -569,25 +575,6 @@ class Rollout:
                 self._progress.resetting(environments[k])
                 engine.reset([k], [seed])
         self._reset_seconds += time.perf_counter() - start
-
-    def _set_task(
-        self, curriculum: Curriculum, k: int, seed: int, number: int, level: int
-    ) -> None:
-        """Tell environment k the task of the episode that it begins next."""
-        try:
-            task = curriculum(seed, number, level)
-        except Exception as error:
-            error.add_note(
-                f"The error was raised by curriculum(seed={seed}, episode={number}, "
-                f"level={level})."
-            )
-            raise
-        task = copy.deepcopy(task)  # An environment may change it.
-        if self._engine.one_simulator:
-            self._engine.call(k, "set_task", (k, task), {})
-            self._engine.call(k, "require_begin", (k,), {})
-        else:
-            self._engine.call(k, "set_task", (task,), {})
 
     def _truncate_at_limit(self, limits: NDArray[np.int64] | None, frame: int) -> None:
         rows = np.flatnonzero((limits == frame) & ~self._done)

@@ -20,7 +20,15 @@ import imageio.v2 as imageio
 from support.zoo import Script, ScriptedEnv
 from workloads.counting import CountingEnv
 
-from marl_collect import Collector, evaluate, play, record, to_frames, write_video
+from marl_collect import (
+    Collector,
+    evaluate,
+    open_dataset,
+    play,
+    record,
+    to_frames,
+    write_video,
+)
 from marl_collect.cli.main import app
 from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import MeltingpotEnv, PettingZooEnv, PettingZooWrapper
@@ -180,6 +188,47 @@ def test_to_frames_compares_the_observation_after_the_last_action() -> None:
         ValueError, match="after frame 3, the last one, its observation"
     ):
         to_frames(lambda: scripted(max_cycles=4), rollout, seed=0)
+
+
+def lengths() -> PettingZooWrapper:
+    """Return episodes as long as their task says, whose pictures show this number."""
+    env = ScriptedEnv(Script(max_cycles=2), render_mode="rgb_array")
+
+    def set_task(length: int) -> None:
+        env.script = Script(max_cycles=length)
+
+    def render() -> Any:
+        return np.full((4, 4, 3), env.script.max_cycles, np.uint8)
+
+    object.__setattr__(env, "set_task", set_task)
+    object.__setattr__(env, "render", render)
+    return PettingZooWrapper(env, done_on_any=False)
+
+
+def by_number(seed: int, episode: int, level: int) -> int:
+    del seed
+    return 10 * level + episode + 2
+
+
+def test_episodes_of_a_curriculum_are_repeated_with_their_tasks(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"curriculum": by_number, "level": 1, "seed": 7}
+    record(tmp_path / "d", lengths, episodes=4, num_workers=2, **options)
+    trajectories = open_dataset(tmp_path / "d").trajectories
+    shown = set()
+    for trajectory, seed in zip(trajectories, trajectories.seeds, strict=True):
+        assert seed is not None
+        pictures = to_frames(lengths, trajectory, seed=seed, curriculum=by_number)
+        assert len(pictures) == len(trajectory) + 1
+        assert (pictures == len(trajectory)).all()
+        shown.add(len(trajectory))
+        with pytest.raises(ValueError, match="recorded with a curriculum, .* pass"):
+            to_frames(lengths, trajectory, seed=seed)
+    assert shown == {12, 13}
+    alone = trajectories[0].exclude(("collector", "level"))
+    with pytest.raises(ValueError, match="'level'.* is missing"):
+        to_frames(lengths, alone, seed=7, curriculum=by_number)
+    played = list(play(lengths, episodes=2, **options))
+    assert [int(picture[0, 0, 0]) for picture in played] == [12] * 13 + [13] * 14
 
 
 def rendering(image: Any) -> CountingEnv:
