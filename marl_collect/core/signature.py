@@ -14,6 +14,8 @@ POLICY_ID = "policy_id"
 """Name in a group of the index of each agent's policy."""
 NOBODY = -1
 """The ``policy_id`` in frames with random actions (``init_random_frames``)."""
+MEMBER = "member"
+"""Name in a group of the agents of one policy, also those that do not act."""
 ACTS = "acts"
 """Name in a group of the environment's mask, where ``batch_of`` has restricted it."""
 _OWN = "_policy"

@@ -10,7 +10,7 @@ from torch import nn
 
 from marl_collect.core.factories import check_function
 from marl_collect.core.random_actions import is_random
-from marl_collect.core.signature import ACTS, POLICY_ID
+from marl_collect.core.signature import ACTS, MEMBER, POLICY_ID
 from marl_collect.errors import PolicyError, warn
 from marl_collect.policies.pool import PolicyPool
 
@@ -225,8 +225,9 @@ class AssignedPolicies(nn.Module):
         ``(g, "mask")`` is True for the agents that acted with this policy. It is added
         if the environment has no mask, and False in padding. ``(g, "acts")`` is True
         for the agents that acted with any policy, so that learners can tell idle agents
-        from those of other policies. All other entries are those of ``batch``; the
-        tensors are shared.
+        from those of other policies. ``(g, "member")`` is True for the agents of this
+        policy, also where they wait or are dead: their rewards are the team's. All
+        other entries are those of ``batch``; the tensors are shared.
         Sequences and ``next`` stay complete, so advantages can be computed.
 
         Args:
@@ -256,7 +257,7 @@ class AssignedPolicies(nn.Module):
             acts = torch.ones_like(acted) if acts is None else acts
             if valid is not None:  # Padding has the id 0 as well.
                 acted, acts = acted & valid.unsqueeze(-1), acts & valid.unsqueeze(-1)
-            out[group, ACTS] = acts
+            out[group, ACTS], out[group, MEMBER] = acts, acted
             for key in ((group, "mask"), ("next", group, "mask")):
                 mask = out.get(key, None)
                 if mask is not None:

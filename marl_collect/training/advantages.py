@@ -31,7 +31,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from marl_collect.core.description import EnvDescription
-from marl_collect.core.signature import ACTS
+from marl_collect.core.signature import ACTS, MEMBER
 from marl_collect.training.options import TrainingOptions
 
 TRAINED = "trained"
@@ -194,8 +194,21 @@ def acting(
         flags = data["next", name]
         cut = (flags["truncated"] & ~flags["terminated"]).squeeze(-1)
         goes_on = _mask(data["next"], name) & ~flags["done"].squeeze(-1)
+        goes_on &= members(data, name).squeeze(-1)
         follows[name] = goes_on | (acts[name] & cut & together)
     return acts, follows
+
+
+def members(data: TensorDictBase, name: str) -> Tensor:
+    """Return which agents of a group have the policy to train, bool ``[*B, n, 1]``.
+
+    All, unless ``AssignedPolicies.batch_of`` has chosen one of several policies.
+    """
+    group = data[name]
+    if MEMBER in group.keys():
+        member: Tensor = group[MEMBER]
+        return member.unsqueeze(-1)
+    return torch.ones_like(group["done"])
 
 
 def waiting(data: TensorDictBase, name: str) -> Tensor:

@@ -30,6 +30,7 @@ from marl_collect.models.saved_policy import (
     write_tensors,
 )
 from marl_collect.options import nearest
+from marl_collect.training.advantages import members
 from marl_collect.training.algorithms import ALGORITHMS
 from marl_collect.training.options import Setup, TrainingOptions, policy_options
 
@@ -425,8 +426,14 @@ def learner_of(algorithm: str) -> type[Learner]:
 
 
 def team_reward(batch: TensorDictBase, description: EnvDescription) -> Tensor:
-    """Return the rewards summed over all agents of all groups, ``[*B, 1]``."""
-    sums = [batch["next", name, "reward"].sum(-2) for name in description.groups]
+    """Return the rewards summed over all agents of all groups, ``[*B, 1]``.
+
+    Of a batch of one of several policies, they are those of this policy's agents.
+    """
+    sums = [
+        torch.where(members(batch, name), batch["next", name, "reward"], 0.0).sum(-2)
+        for name in description.groups
+    ]
     return torch.stack(sums).sum(0)
 
 
@@ -450,7 +457,7 @@ def training_rewards(
     Args:
         data: ``[*B]``, with ``("next", group, "reward")`` ``[*B, n, 1]``.
         description: of the environment.
-        team: whether every agent gets the mean over all agents.
+        team: whether every agent gets the mean over all agents of its policy.
 
     Raises:
         NotFiniteError: if a reward is not finite; names the group.
@@ -465,8 +472,9 @@ def training_rewards(
             )
     if not team:
         return rewards
-    count = sum(group.n_agents for group in description.groups.values())
-    mean = team_reward(data, description) / count
+    counts = [members(data, name).sum(-2) for name in description.groups]
+    # Nobody is a member in a frame of random actions, which nothing is trained with.
+    mean = team_reward(data, description) / torch.stack(counts).sum(0).clamp_min(1)
     return {
         name: mean.unsqueeze(-2).expand_as(reward).contiguous()
         for name, reward in rewards.items()

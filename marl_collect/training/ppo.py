@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from marl_collect.buffers.layout import TRAJ_IDS, VALID
 from marl_collect.core.description import EnvDescription
-from marl_collect.core.signature import ACTS
+from marl_collect.core.signature import ACTS, MEMBER
 from marl_collect.core.tensordicts import key_path, take_rows
 from marl_collect.core.torch_defaults import float32_on
 from marl_collect.models import (
@@ -438,7 +438,7 @@ class PPOLearner(Learner):
         """Return the keys that training reads."""
         keys: set[Any] = {("next", "done"), ("next", "terminated")}
         flags = ("done", "terminated", "truncated")
-        read = ("mask", "action_mask", ACTS)
+        read = ("mask", "action_mask", ACTS, MEMBER)
         for name in self.description.groups:
             keys |= {(name, "action"), (name, "action_log_prob")}
             keys |= {("next", name, k) for k in ("reward", *flags)} | {(name, "done")}

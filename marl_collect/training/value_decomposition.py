@@ -28,7 +28,7 @@ from marl_collect.models import QMixer, RecurrentModule, VDNMixer, make_policy
 from marl_collect.models.group_network import GroupNetwork
 from marl_collect.models.layers.inputs import Leaf, observation_leaves
 from marl_collect.models.policy_options import PolicyOptions
-from marl_collect.training.advantages import acting, waiting
+from marl_collect.training.advantages import acting, members, waiting
 from marl_collect.training.learner import (
     Learner,
     Metrics,
@@ -265,6 +265,7 @@ class ValueLearner(Learner):
         else:
             ended = batch["next", end]
             counts = ended | follows.any(-1, keepdim=True)
+            counts = counts & members(batch, self.name).any(-2)
             reward = team_reward(batch, self.description)
             self._note_rewards(self.name, reward)
         data = {

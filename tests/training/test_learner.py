@@ -223,6 +223,45 @@ def test_a_reward_of_the_team_counts_once_per_frame(name: str) -> None:
         torch.testing.assert_close(learner._scaled(group, team), expected)
 
 
+@pytest.mark.parametrize("mask", [True, False])
+@pytest.mark.parametrize("name", ["ippo", "mappo", "iql", "vdn", "qmix"])
+def test_the_rewards_of_rivals_are_not_the_team_s(name: str, mask: bool) -> None:
+    settings = {"gamma": 0.0, "reward": "team", "ppo.normalise_advantages": False}
+    factory: Any = partial(CountingEnv, n_hunters=4, n_prey=0, mask=mask)
+    options = TINY.with_settings(settings)
+    learner: Any = learner_of(name)(factory().description, Setup(name), options, 0)
+    with Collector(
+        factory,
+        policies={"main": learner.policy, "rival": None},
+        assign=lambda seed, agents: {
+            agent: "main" if (seed + k) % 4 < 1 + seed % 3 else "rival"
+            for k, agent in enumerate(agents)
+        },
+        frames_per_batch=60,
+        seed=0,
+    ) as collector:
+        batch = collector.next().clone()
+        of_main = collector.policy.batch_of(batch, "main")
+    rewards = batch["next", "hunter", "reward"][0, :, :, 0].tolist()
+    ids = batch["hunter", "policy_id"][0].tolist()
+    expected = []
+    for row, policies in zip(rewards, ids, strict=True):
+        team = [r for r, policy in zip(row, policies, strict=True) if policy == 0]
+        expected.append(sum(team) / (1 if name in ("vdn", "qmix") else len(team)))
+    if "ppo" in name:
+        data = learner.prepare(of_main)["hunter"]
+        for t, reward in enumerate(expected):
+            for target in data["value_target"][t][data["trained"][t]]:
+                assert target.item() == pytest.approx(reward, abs=1e-5)
+        assert data["trained"].sum() > 60
+    else:
+        learner.remember(of_main)
+        (stored,) = learner.replay._columns["reward"]
+        stored = stored[:60].reshape(60, -1)
+        for row, reward in zip(stored.tolist(), expected, strict=True):
+            assert row == pytest.approx([reward] * len(row), abs=1e-5)
+
+
 def test_every_algorithm_trains_without_torchrl() -> None:
     """In a process whose imports of torchrl fail."""
     script = """

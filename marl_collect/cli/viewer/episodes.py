@@ -12,7 +12,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from marl_collect.core.description import FLAGS, Key
-from marl_collect.core.signature import ACTS, NOBODY, POLICY_ID
+from marl_collect.core.signature import ACTS, MEMBER, NOBODY, POLICY_ID
 from marl_collect.rendering.pictures import to_picture, to_png
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ _CELLS: Final = 20_000
 """Returns of agents in one part of the list, which arrives part by part."""
 _LINES: Final = 32
 """Components of one key that are drawn; the page says how many there are."""
-_HIDDEN: Final = {*FLAGS, "mask", ACTS, "action_mask", POLICY_ID, "collector"}
+_HIDDEN: Final = {
+    *(*FLAGS, "mask", ACTS, MEMBER, "action_mask", POLICY_ID, "collector"),
+}
 """Keys that are no lines: they are drawn in other ways, or follow from the frame."""
 _RANDOM: Final = "random actions"
 _WAS_CLOSED: Final = "The viewer was closed."
