@@ -60,7 +60,7 @@ RUNS = {
         "meltingpot",
     ),
 }
-
+CURRICULUM = "lbforaging_curriculum"
 
 on_ray = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(500)]
 
@@ -149,8 +149,37 @@ def test_an_interrupted_example_goes_on_exactly(
     assert curves[0] == curves[1]
 
 
+def test_the_example_of_a_curriculum_trains_every_kind_and_raises_the_level(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("lbforaging")
+    importlib.import_module("matplotlib").use("agg")
+    script = str(EXAMPLES / f"{CURRICULUM}.py")
+    settings = "--seeds 3 --frames 1600 --batch 800 --every 1 --games 10 --good -1"
+    monkeypatch.setattr(
+        sys, "argv", [script, *settings.split(), "--out", str(tmp_path)]
+    )
+    threads = torch.get_num_threads()
+    try:
+        runpy.run_path(script, run_name="__main__")
+    finally:
+        torch.set_num_threads(threads)
+        importlib.import_module("matplotlib.pyplot").close("all")
+    assert (tmp_path / "returns.png").read_bytes().startswith(b"\x89PNG")
+    levels = {"curriculum": ["1", "2"], "uniform": ["0", "0"], "hardest": ["4", "4"]}
+    printed = capsys.readouterr().out
+    for kind, expected in levels.items():
+        folder = tmp_path / f"{kind}_3"
+        _, *rows = (folder / PROGRESS).read_text().splitlines()
+        assert [row.split(",")[1] for row in rows] == expected
+        load_policy(folder / "policy.pt")
+        assert all(f"{kind}, level {level}: " in printed for level in range(5))
+
+
 def test_an_example_is_short_and_says_how_to_run_it() -> None:
-    for name in {run.split()[0] for run in RUNS}:
+    for name in {run.split()[0] for run in RUNS} | {CURRICULUM}:
         text = (EXAMPLES / f"{name}.py").read_text()
         assert len(text.splitlines()) <= 230
         assert f"python examples/{name}.py" in text
