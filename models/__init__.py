@@ -15,6 +15,7 @@ if __name__ != "marl_collect.models":
     )
 
 if TYPE_CHECKING:
+    from marl_collect.models.attention import MultiAgentAttention as MultiAgentAttention
     from marl_collect.models.base import MultiAgentNetBase as MultiAgentNetBase
     from marl_collect.models.convnet import MultiAgentConvNet as MultiAgentConvNet
     from marl_collect.models.critic import CrossCriticGroupSpec as CrossCriticGroupSpec

@@ -6,10 +6,18 @@ from functools import partial
 from typing import Any, Protocol, final
 
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
+from marl_collect.models.attention import ATTENTION, MultiAgentAttention, flag_leaf
 from marl_collect.models.convnet import MultiAgentConvNet
-from marl_collect.models.layers.inputs import ImageInput, Leaf, LocScale, VectorInput
+from marl_collect.models.layers.inputs import (
+    ImageInput,
+    Leaf,
+    LocScale,
+    VectorInput,
+    observation_leaves,
+)
 from marl_collect.models.mlp import MultiAgentMLP
 from marl_collect.models.policy_options import PolicyOptions
 from marl_collect.models.recurrent.networks import MultiAgentGRU, MultiAgentLSTM
@@ -133,11 +141,15 @@ def feed_forward(
     Raises:
         TypeError: if ``options.network`` does not return a module.
     """
-    factory: Any = options.network or partial(
-        MultiAgentMLP,
-        num_cells=options.num_cells,
-        activation_class=options.activation_class,
-    )
+    layers: dict[str, Any] = {
+        "num_cells": options.num_cells,
+        "activation_class": options.activation_class,
+    }
+    factory: Any = options.network or partial(MultiAgentMLP, **layers)
+    if options.network == ATTENTION:
+        # The flag of ``read_leaves`` is followed by identities only.
+        absent = -1 - (n_agents if options.agent_ids else 0)
+        factory = partial(MultiAgentAttention, absent=absent, **layers)
 
     def build(n_inputs: int) -> nn.Module:
         network = factory(
@@ -207,6 +219,23 @@ def recurrent_networks(
         share_params=options.share_params,
     )
     return encoder, core, _for_head(decoder, head)
+
+
+def read_leaves(
+    space: spaces.Space[Any], group: str, options: PolicyOptions
+) -> list[Leaf]:
+    """List the arrays that a group's network reads: of its observation, and flags.
+
+    Args:
+        space: of the observation.
+        group: name of the group.
+        options: of the network.
+
+    Raises:
+        TypeError: for a space that no network of this package supports.
+    """
+    leaves = observation_leaves(space, (group, "observation"))
+    return [*leaves, flag_leaf(group)] if options.network == ATTENTION else leaves
 
 
 def encoder_of(

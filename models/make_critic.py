@@ -1,6 +1,6 @@
 """``make_critic``: builds the values of all groups' agents, for any observations."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.torch_defaults import float32_on
+from marl_collect.models.attention import ATTENTION, MultiAgentAttention, flag_leaf
 from marl_collect.models.critic import CrossCriticGroupSpec, CrossGroupCritic
 from marl_collect.models.group_module import GroupModule
 from marl_collect.models.group_network import (
@@ -32,7 +33,7 @@ STATE_PREFIX = "critic_"
 
 _OPTIONS = {
     *("centralised", "share_params", "agent_ids", "num_cells", "activation_class"),
-    *("recurrent", "hidden_size", "num_layers", "conv", "device"),
+    *("recurrent", "hidden_size", "num_layers", "conv", "device", "network"),
 }
 
 
@@ -46,6 +47,9 @@ def make_critic(what: Any, **options: Any) -> TensorDictModuleBase:
     ``recurrent`` is None, a centralised critic is a ``CrossGroupCritic``. Its trunk is
     one network with an output for each agent, so ``share_params`` does not apply to it.
 
+    With ``network="attention"``, each agent of a centralised critic attends to the
+    agents of all groups, except to those that have terminated.
+
     A recurrent critic has states as a recurrent policy does, with names that begin
     with ``critic_``.
 
@@ -54,8 +58,9 @@ def make_critic(what: Any, **options: Any) -> TensorDictModuleBase:
             or the result of ``describe(factory)``.
         **options: those of ``PolicyOptions`` that configure networks: ``centralised``,
             ``share_params``, ``agent_ids``, ``num_cells``, ``activation_class``,
-            ``recurrent``, ``hidden_size``, ``num_layers``, ``conv`` and ``device``. A
-            centralised critic knows the agents without ``agent_ids``.
+            ``recurrent``, ``hidden_size``, ``num_layers``, ``conv``, ``device`` and
+            ``network="attention"``. Other centralised critics know the agents without
+            ``agent_ids``.
 
     Raises:
         TypeError: for an unknown option, or an observation space without a network.
@@ -68,6 +73,11 @@ def make_critic(what: Any, **options: Any) -> TensorDictModuleBase:
             f"{', '.join(sorted(_OPTIONS))}."
         )
     chosen = PolicyOptions(**options)
+    if chosen.network not in (None, ATTENTION):
+        raise ValueError(
+            f"The network of make_critic() must be None or {ATTENTION!r}, but is "
+            f"{chosen.network!r}."
+        )
     description = description_of(what)
     leaves = {
         name: observation_leaves(group.observation, (name, "observation"))
@@ -76,7 +86,8 @@ def make_critic(what: Any, **options: Any) -> TensorDictModuleBase:
     plain = all(len(arrays) == 1 and arrays[0].is_plain for arrays in leaves.values())
     device = torch.get_default_device() if chosen.device is None else chosen.device
     with float32_on(device):
-        if chosen.centralised and plain and chosen.recurrent is None:
+        memory_or_set = chosen.recurrent is not None or chosen.network is not None
+        if chosen.centralised and plain and not memory_or_set:
             return _cross_critic(description, leaves, chosen)
         modules = [
             _group_critic(name, description, leaves, chosen)
@@ -108,28 +119,95 @@ class JointNetwork(nn.Module):
         after: After,
     ) -> None:
         super().__init__()
-        code = _width(options)
-        shared = replace(options, share_params=True, agent_ids=False)
         self.n_agents = n_agents[name]
         self.n_leaves = [len(arrays) for arrays in leaves.values()]
-        self.encoders = nn.ModuleList(
-            GroupNetwork(
-                arrays, n_agents[group], shared, _coder(n_agents[group], options)
-            )
-            for group, arrays in leaves.items()
-        )
-        self.mlp = after(code * sum(n_agents.values()) + self.n_agents)
+        options = replace(options, agent_ids=False)
+        self.encoders = _encoders(leaves, n_agents, options)
+        self.mlp = after(_width(options) * sum(n_agents.values()) + self.n_agents)
 
     def forward(self, *values: Tensor) -> Tensor:
         """Map arrays ``[*B, n_agents, *shape]`` of all groups to the output."""
-        codes, begin = [], 0
-        for encoder, count in zip(self.encoders, self.n_leaves, strict=True):
-            codes.append(encoder(*values[begin : begin + count]).flatten(-2))
-            begin += count
-        joint = torch.cat(codes, -1).unsqueeze(-2)
+        codes = _encoded(self.encoders, self.n_leaves, values)
+        joint = torch.cat([code.flatten(-2) for code in codes], -1).unsqueeze(-2)
         joint = joint.expand(*joint.shape[:-2], self.n_agents, joint.shape[-1])
         out: Tensor = self.mlp(torch.cat([joint, identities(self.n_agents, joint)], -1))
         return out
+
+
+@final
+class JointAttention(nn.Module):
+    """Gives each agent of a group a value that attends to the agents of all groups.
+
+    Args:
+        leaves: the arrays of each group's observation, in the order of the inputs.
+        n_agents: number of agents of each group.
+        name: of the group whose agents get values.
+        options: of the encoders, which the agents of a group share, and of the
+            attention.
+    """
+
+    pure_forward = True
+
+    def __init__(
+        self,
+        leaves: Mapping[str, list[Leaf]],
+        n_agents: Mapping[str, int],
+        name: str,
+        options: PolicyOptions,
+    ) -> None:
+        super().__init__()
+        self.n_leaves = [len(arrays) for arrays in leaves.values()]
+        names = list(n_agents)
+        self.begin = sum(n_agents[other] for other in names[: names.index(name)])
+        self.n_agents = n_agents[name]
+        self.encoders = _encoders(leaves, n_agents, options)
+        self.attention = MultiAgentAttention(
+            _width(options) + 1,
+            1,
+            sum(n_agents.values()),
+            centralised=True,
+            share_params=options.share_params,
+            num_cells=options.num_cells,
+            activation_class=options.activation_class,
+            absent=-1,
+        )
+
+    def forward(self, *values: Tensor) -> Tensor:
+        """Return the values ``[*B, n_agents, 1]`` of the group's agents.
+
+        Args:
+            *values: arrays ``[*B, n_agents, *shape]`` of all groups, then for each
+                group which agents have terminated, ``[*B, n_agents, 1]``.
+        """
+        n_groups = len(self.n_leaves)
+        codes = torch.cat(_encoded(self.encoders, self.n_leaves, values), -2)
+        absent = torch.cat(values[-n_groups:], -2).to(codes.dtype)
+        out: Tensor = self.attention(torch.cat([codes, absent], -1))
+        return out.narrow(-2, self.begin, self.n_agents)
+
+
+def _encoders(
+    leaves: Mapping[str, list[Leaf]],
+    n_agents: Mapping[str, int],
+    options: PolicyOptions,
+) -> nn.ModuleList:
+    """Build the encoder of each group, which all its agents share."""
+    shared = replace(options, share_params=True)
+    return nn.ModuleList(
+        GroupNetwork(arrays, n_agents[name], shared, _coder(n_agents[name], options))
+        for name, arrays in leaves.items()
+    )
+
+
+def _encoded(
+    encoders: nn.ModuleList, n_leaves: Sequence[int], values: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return the codes ``[*B, n_agents, code]`` of each group's agents."""
+    codes, begin = [], 0
+    for encoder, count in zip(encoders, n_leaves, strict=True):
+        codes.append(encoder(*values[begin : begin + count]))
+        begin += count
+    return codes
 
 
 def _coder(n_agents: int, options: PolicyOptions) -> After:
@@ -183,6 +261,14 @@ def _group_critic(
     options: PolicyOptions,
 ) -> TensorDictModuleBase:
     n_agents = {group: member.n_agents for group, member in description.groups.items()}
+    if options.network == ATTENTION:
+        flags = [flag_leaf(group).key for group in n_agents]
+        return GroupModule(
+            JointAttention(leaves, n_agents, name, options),
+            [*(leaf.key for arrays in leaves.values() for leaf in arrays), *flags],
+            [(name, "state_value")],
+            group=name,
+        )
     encoded: Callable[[After], nn.Module]
     if options.centralised:
         options = replace(options, centralised=False)

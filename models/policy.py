@@ -28,9 +28,9 @@ from marl_collect.models.group_module import GroupModule
 from marl_collect.models.group_network import (
     encoder_of,
     feed_forward,
+    read_leaves,
     recurrent_networks,
 )
-from marl_collect.models.layers.inputs import observation_leaves
 from marl_collect.models.policy_options import PolicyOptions
 from marl_collect.models.recurrent.module import RecurrentModule
 
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 def make_policy(what: Any, **options: Any) -> "Policy":
     """Build a policy that fits an environment's observations and actions.
 
-    Each group gets a network and a head. The network is a ``MultiAgentMLP``, or the
+    Each group gets a network and a head. The network is a ``MultiAgentMLP``, a
+    ``MultiAgentAttention`` over the group's agents with ``network="attention"``, or the
     module that ``network`` builds. Images go through convolutions first, and
     ``recurrent`` adds a recurrent network. The action space determines the head:
     categorical for Discrete (masked if the environment has action masks; one-hot if its
@@ -94,7 +95,7 @@ def group_policy(
         return_log_prob=options.return_log_prob,
         default_interaction_type=options.default_interaction_type,
     )
-    leaves = observation_leaves(group.observation, (name, "observation"))
+    leaves = read_leaves(group.observation, name, options)
     in_keys = [leaf.key for leaf in leaves]
     device = torch.get_default_device() if options.device is None else options.device
     with float32_on(device):

@@ -9,6 +9,7 @@ from tensordict.nn import InteractionType
 from torch import nn
 
 from marl_collect.core.description import GroupDescription
+from marl_collect.models.attention import ATTENTION
 from marl_collect.models.distributions.heads import ActionHead, HeadOptions
 from marl_collect.models.mlp import LayerFactory
 from marl_collect.options import Option, require
@@ -69,11 +70,13 @@ class PolicyOptions:
             group, so that agents that share a network can differ. Works with every
             observation space.
         network: builds the network between observation and head; see
-            ``NetworkFactory``. ``None`` builds a ``MultiAgentMLP``.
+            ``NetworkFactory``. ``None`` builds a ``MultiAgentMLP``, ``"attention"`` a
+            ``MultiAgentAttention`` over the agents of the group; agents that have
+            terminated are not attended to. It needs ``centralised=True``.
         head: builds the head, which turns outputs of the network into actions; see
             ``HeadFactory``. ``None`` chooses one for the action space (``make_head``).
-        num_cells: units of the hidden layers of the ``MultiAgentMLP``.
-        activation_class: builds the activations of the ``MultiAgentMLP``.
+        num_cells: units of the hidden layers of either.
+        activation_class: builds the activations of either.
         recurrent: ``"gru"`` or ``"lstm"`` adds a recurrent network between the hidden
             layers and the head. Collectors carry its state; see
             ``set_recurrent_mode`` for training.
@@ -95,14 +98,14 @@ class PolicyOptions:
 
     Raises:
         ValueError: for an unknown ``recurrent``, a layer without units, an ``epsilon``
-            that is not a probability, or for options that contradict ``network`` or
-            ``head``.
+            that is not a probability, an unknown name of a ``network``, or for options
+            that contradict ``network`` or ``head``.
     """
 
     centralised: bool = False
     share_params: bool = True
     agent_ids: bool = False
-    network: NetworkFactory | None = None
+    network: NetworkFactory | Literal["attention"] | None = None
     head: HeadFactory | None = None
     num_cells: tuple[int, ...] = _NUM_CELLS
     activation_class: LayerFactory = nn.Tanh
@@ -135,6 +138,9 @@ class PolicyOptions:
                 "head replaces the default head, which check_mask=False would "
                 "configure. Leave check_mask out, and set it in the head factory."
             )
+        if isinstance(self.network, str):
+            self._check_attention(self.network)
+            return
         if self.network is None:
             return
         defaults = {
@@ -151,4 +157,21 @@ class PolicyOptions:
                 f"{', '.join(conflicting)} would configure. Leave these options "
                 "out, and set them in the network factory, for example with "
                 "functools.partial."
+            )
+
+    def _check_attention(self, network: str) -> None:
+        if network != ATTENTION:
+            raise ValueError(
+                f"network must be None, {ATTENTION!r} or a function that builds a "
+                f"module, but is {network!r}."
+            )
+        if not self.centralised:
+            raise ValueError(
+                "network='attention' attends to the other agents of the group, which "
+                "only centralised networks see: pass centralised=True, or omit network."
+            )
+        if self.recurrent is not None:
+            raise ValueError(
+                f"network='attention' has no memory, but recurrent={self.recurrent!r}: "
+                "omit one of the two."
             )

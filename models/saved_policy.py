@@ -30,6 +30,7 @@ from marl_collect.files.description_json import (
     environment_from_json,
     environment_to_json,
 )
+from marl_collect.models.attention import ATTENTION
 from marl_collect.models.policy import description_of, make_policy
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -55,8 +56,8 @@ def save_policy(path: Path | str, policy: nn.Module, what: Any, **options: Any) 
         path: of the file.
         policy: what ``make_policy(what, **options)`` returned; it may be compiled.
         what: an environment, a factory, or a description, as for ``make_policy``.
-        **options: of ``make_policy``, without ``network`` and ``head``, because a file
-            holds no code.
+        **options: of ``make_policy``, without functions as ``network`` and ``head``,
+            because a file holds no code.
 
     Raises:
         ValueError: if the options do not build this policy, or cannot be saved, or if
@@ -121,7 +122,7 @@ def policy_state(
     plain = dict(options)
     plain.pop("device", None)
     for name in ("network", "head"):
-        if plain.get(name) is not None:
+        if plain.get(name) not in (None, ATTENTION):
             raise ValueError(
                 f"A policy with {name}= cannot be saved, because a file holds no code. "
                 "Save its state_dict with torch.save, and build the policy again."
@@ -180,8 +181,11 @@ def load_policy(path: Path | str, what: Any = None) -> nn.Module:
             if not isinstance(dtype, torch.dtype):
                 raise TypeError(f"{dtype!r} is no dtype")
             options["conv"] = {**options["conv"], "dtype": dtype}
-        if code := sorted({"network", "head"} & options.keys()):
-            raise TypeError(f"{', '.join(code)} would be code")
+        code = {name for name in ("network", "head") if name in options}
+        if options.get("network") == ATTENTION:
+            code.discard("network")
+        if code:
+            raise TypeError(f"{', '.join(sorted(code))} would be code")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{file} is damaged, or of another version "

@@ -60,6 +60,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Policies and networks": {
         _MODELS: """make_policy PolicyOptions make_critic make_head save_policy
             load_policy NetworkFactory HeadFactory MultiAgentNetBase MultiAgentMLP
+            MultiAgentAttention
             MultiAgentConvNet MultiAgentGRU MultiAgentLSTM set_recurrent_mode
             CrossGroupCritic CrossCriticGroupSpec Mixer VDNMixer QMixer GroupModule
             RecurrentModule VectorInput ImageInput LocScale HeadOptions ActionHead

@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from marl_collect.models import (
     CrossCriticGroupSpec,
     CrossGroupCritic,
+    MultiAgentAttention,
     MultiAgentConvNet,
     MultiAgentGRU,
     MultiAgentLSTM,
@@ -39,6 +40,10 @@ def mlp(size: int | None = 4, **options: Any) -> nn.Module:
 def conv(size: int | None = 2, **options: Any) -> nn.Module:
     layers: Any = {"num_cells": [3, 2], "kernel_sizes": [3, (2, 3)], "strides": 1}
     return MultiAgentConvNet(N, in_features=size, **layers, **options)
+
+
+def attention(size: int | None = 4, **options: Any) -> nn.Module:
+    return MultiAgentAttention(size, 2, N, num_cells=[5, 6], num_heads=2, **options)
 
 
 def gru(size: int | None = 4, **options: Any) -> nn.Module:
@@ -88,6 +93,7 @@ class Case:
 OF_AGENTS: dict[str, tuple[Build, tuple[tuple[int, ...], ...]]] = {
     "mlp": (mlp, ((N, 4),)),
     "conv": (conv, ((N, 2, 6, 7),)),
+    "attention": (attention, ((N, 4),)),
     "gru": (gru, ((N, 4), (N, 2, 6))),
     "lstm": (lstm, ((N, 4), (N, 1, 6), (N, 1, 6))),
 }
@@ -114,6 +120,7 @@ WITH_WEIGHTS = [name for name in CASES if name != "vdn"]
 # Tracing is slow.
 TRACED = (
     *("mlp-cs", "mlp-cu", "mlp-ds", "mlp-du", "conv-du", "conv-cs", "gru-du"),
+    *("attention-cs", "attention-cu", "attention-ds", "attention-du"),
     *("gru-cs", "lstm-cu", "lstm-ds", "vdn", "qmix", "critic-u"),
 )
 of_agents: Any = pytest.mark.parametrize("name", AGENTS)

@@ -1,0 +1,267 @@
+"""The network over a set of agents, against a dense computation of each agent alone."""
+
+import copy
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_tools import observe
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+pytest.importorskip("pettingzoo")
+
+from workloads.counting import CountingEnv
+
+from marl_collect import Collector, describe
+from marl_collect.core.description import EnvDescription
+from marl_collect.models import (
+    MultiAgentAttention,
+    load_policy,
+    make_critic,
+    make_policy,
+    materialize,
+    save_policy,
+)
+
+N, F, OUT = 4, 5, 3
+DOUBLE = torch.float64
+
+
+def network(share_params: bool = True, **options: Any) -> Any:
+    defaults: dict[str, Any] = {"num_cells": [7, 6], "num_heads": 2, "absent": -1}
+    defaults |= {"centralised": True, "share_params": share_params}
+    return MultiAgentAttention(F, OUT, N, **(defaults | options)).double()
+
+
+def inputs(*absent: int, rows: int = 3) -> Tensor:
+    x = torch.randn(
+        rows, N, F, dtype=DOUBLE, generator=torch.Generator().manual_seed(0)
+    )
+    x[..., -1] = 0
+    x[:, list(absent), -1] = 1
+    return x
+
+
+def dense(layers: Any, x: Tensor, agent: int, present: list[int], heads: int) -> Tensor:
+    """Outputs of one agent of one row ``[N, F]``, with loops over agents and heads."""
+    encode, project, decode = layers
+    codes = {i: encode(x[i]) for i in {agent, *present}}
+    size = codes[agent].numel()
+    per_head = size // heads
+    rows = {i: project(code) for i, code in codes.items()}
+    parts = []
+    for head in range(heads):
+        begin = head * per_head
+        query = rows[agent][begin : begin + per_head]
+        scores = {
+            i: float(query @ row[size + begin : size + begin + per_head])
+            / math.sqrt(per_head)
+            for i, row in rows.items()
+        }
+        total = sum(math.exp(score) for score in scores.values())
+        parts.append(
+            sum(
+                math.exp(scores[i])
+                / total
+                * row[2 * size + begin : 2 * size + begin + per_head]
+                for i, row in rows.items()
+            )
+        )
+    out: Tensor = decode(torch.cat([codes[agent], *parts]))
+    return out
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("heads", [1, 2, 3])
+@pytest.mark.parametrize("share_params", [True, False])
+@pytest.mark.parametrize("absent", [(), (1,), (0, 3), (0, 1, 2, 3)])
+def test_it_equals_a_dense_computation_without_the_absent_agents(
+    absent: tuple[int, ...], share_params: bool, heads: int
+) -> None:
+    net, x = network(share_params, num_heads=heads), inputs(*absent)
+    out = net(x)
+    present = [i for i in range(N) if i not in absent]
+    for agent in range(N):
+        layers = net.get_stateful_net(None if share_params else agent)
+        for row in range(len(x)):
+            expected = dense(layers, x[row], agent, present, heads)
+            torch.testing.assert_close(out[row, agent], expected)
+
+
+@pytest.mark.parametrize("share_params", [True, False])
+def test_absent_agents_change_nothing_for_the_rest(share_params: bool) -> None:
+    net, x = network(share_params), inputs(1)
+    before = net(x)
+    x[:, 1, :-1] = 1e6
+    after = net(x)
+    assert torch.equal(before[:, [0, 2, 3]], after[:, [0, 2, 3]])
+    assert not torch.equal(before[:, 1], after[:, 1])
+    assert after.isfinite().all()
+
+
+def test_permuted_agents_have_permuted_outputs() -> None:
+    net, x, order = network(), inputs(2), [2, 0, 3, 1]
+    torch.testing.assert_close(net(x[:, order]), net(x)[:, order])
+
+
+def test_deep_sets_are_attention_with_queries_of_zero() -> None:
+    net, x = network(), inputs(0)
+    encode, project, decode = net.net
+    with torch.no_grad():
+        project.weight[:6] = 0
+        project.bias[:6] = 0
+    codes = encode(x)
+    values = project(codes)[..., 12:]
+    mean = values[:, 1:].mean(1, keepdim=True).expand(-1, 3, -1)
+    expected = decode(torch.cat([codes[:, 1:], mean], -1))
+    torch.testing.assert_close(net(x)[:, 1:], expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_cells": []}, "must end with a multiple of num_heads=2.*is \\[\\]"),
+        ({"num_cells": [4, 3]}, "must end with a multiple of num_heads=2"),
+        ({"num_heads": 0}, "num_heads must be an integer of at least 1"),
+    ],
+)
+def test_codes_are_divided_by_heads(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        network(**options)
+
+
+# In policies and critics
+
+
+OPTIONS: dict[str, Any] = {"network": "attention", "centralised": True}
+HUNTERS = partial(CountingEnv, n_prey=0)
+
+
+def parameters(td: TensorDictBase) -> dict[str, Tensor]:
+    """Parameters of the actions' distributions, by group and name."""
+    return {
+        f"{group} {name}": td[group, name]
+        for group in td.keys()
+        for name in ("logits", "loc", "scale")
+        if name in (td[group].keys() if isinstance(td[group], TensorDictBase) else ())
+    }
+
+
+def permuted(description: EnvDescription, group: str, order: list[int]) -> Any:
+    td = observe(description, 5)
+    other = td.clone()
+    other[group] = td[group][:, order]
+    return td, other
+
+
+@pytest.fixture(scope="module")
+def description() -> EnvDescription:
+    return describe(CountingEnv)
+
+
+def test_values_do_not_depend_on_the_order_of_others(
+    description: EnvDescription,
+) -> None:
+    critic = make_critic(description, **OPTIONS)
+    for group, info in description.groups.items():
+        order = list(range(info.n_agents))[::-1]
+        td, other = permuted(description, group, order)
+        critic(td)
+        critic(other)
+        for name in description.groups:
+            value = td[name, "state_value"]
+            expected = value[:, order] if name == group else value
+            torch.testing.assert_close(other[name, "state_value"], expected)
+            assert value.shape == (5, description.groups[name].n_agents, 1)
+
+
+@pytest.mark.parametrize("share_params", [True, False])
+def test_terminated_agents_are_not_attended_to(
+    description: EnvDescription, share_params: bool
+) -> None:
+    modules: list[nn.Module] = [
+        make(description, share_params=share_params, agent_ids=ids, **OPTIONS)
+        for make in (make_policy, make_critic)
+        for ids in (False, True)
+    ]
+    for module in modules:
+        for terminated in (False, True):
+            td = observe(description, 5)
+            group = next(g for g, i in description.groups.items() if i.n_agents > 1)
+            td[group, "terminated"][:, 1] = terminated
+            changed = td.clone()
+            changed[group, "observation"][:, 1] += 1
+            out, other = module(td), module(changed)
+            key = "state_value" if "state_value" in out[group].keys() else "logits"
+            rest = [i for i in range(description.groups[group].n_agents) if i != 1]
+            alike = torch.equal(out[group, key][:, rest], other[group, key][:, rest])
+            assert alike == terminated
+
+
+def test_a_critic_depends_on_the_agents_of_all_groups(
+    description: EnvDescription,
+) -> None:
+    critic = make_critic(description, **OPTIONS)
+    td = observe(description, 2)
+    critic(td)
+    for group in description.groups:
+        other = observe(description, 2)
+        other[group, "observation"] += 1
+        critic(other)
+        for name in description.groups:
+            assert not torch.equal(other[name, "state_value"], td[name, "state_value"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"network": "attention"}, "pass centralised=True"),
+        (OPTIONS | {"recurrent": "gru"}, "has no memory, but recurrent='gru'"),
+        (OPTIONS | {"network": "atention"}, "network must be None, 'attention' or"),
+        (OPTIONS | {"num_cells": ()}, "num_cells must end with a multiple"),
+    ],
+)
+def test_options_that_contradict_attention_are_refused(
+    description: EnvDescription, options: Any, message: str
+) -> None:
+    for make in (make_policy, make_critic):
+        with pytest.raises(ValueError, match=message):
+            make(description, **options)
+
+
+def test_a_critic_takes_no_function_as_its_network(
+    description: EnvDescription,
+) -> None:
+    with pytest.raises(ValueError, match="must be None or 'attention'"):
+        make_critic(description, network=nn.Linear)
+
+
+@pytest.mark.parametrize("share_params", [True, False])
+def test_collectors_act_with_it_as_the_module_does(share_params: bool) -> None:
+    """Also with its recorded operations, which replace the module's calls."""
+    policy = make_policy(HUNTERS, device="meta", share_params=share_params, **OPTIONS)
+    with Collector(HUNTERS, policy, frames_per_batch=60, total_frames=120) as collector:
+        for batch in collector:
+            again = copy.deepcopy(collector.policy)(batch.clone())
+            assert parameters(batch)
+            torch.testing.assert_close(parameters(batch), parameters(again))
+
+
+def test_it_is_saved_and_loaded(tmp_path: Path, description: EnvDescription) -> None:
+    policy = make_policy(description, **OPTIONS)
+    save_policy(tmp_path / "policy.pt", policy, description, **OPTIONS)
+    loaded = load_policy(tmp_path / "policy.pt")
+    td = observe(description, 3)
+    out = parameters(loaded(td.clone()))
+    assert len(out) == len(description.groups) + 1  # A mean and a deviation.
+    torch.testing.assert_close(out, parameters(policy(td)), rtol=0, atol=0)
+
+
+def test_a_critic_on_meta_is_materialized(description: EnvDescription) -> None:
+    critic = materialize(make_critic(description, device="meta", **OPTIONS), seed=0)
+    td = critic(observe(description, 2))
+    assert all(td[name, "state_value"].isfinite().all() for name in description.groups)
