@@ -131,7 +131,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "an action that does not exist": (
         lambda: run(line(), act((2,), 9)),
         ValueError,
-        "The action 9 of agent agent_0 in agent/action is outside 0 to 3",
+        "The action 9 of agent agent_0 in agent/action: expected an integer from 0",
     ),
     "a fraction of a frame": (
         lambda: run(line(), frames_per_batch=20.0),

@@ -5,13 +5,13 @@ receives.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from marl_collect.core.action_check import refusal, suspicion
 from marl_collect.core.description import Key, Row
 from marl_collect.envs.common import OneHot
 from marl_collect.envs.pettingzoo.groups import AgentSpec, Space, parts_of
@@ -91,6 +91,9 @@ def _reader(
     """
     agents = [spec.name for spec in sorted(specs, key=lambda spec: spec.row)]
 
+    def rows_that_act() -> NDArray[np.bool_]:
+        return np.isin(range(len(agents)), list(acting))
+
     def read_space(key: Key, space: Space) -> Reader:
         if isinstance(space, (spaces.Dict, spaces.Tuple)):
             parts = {
@@ -98,94 +101,64 @@ def _reader(
                 for name, part in parts_of(space)
             }
             return _nested(parts, len(agents), named=isinstance(space, spaces.Dict))
-        rows = _Rows(row[key], key, agents, acting)
+        array = row[key]
+        # One-hot actions are not nested.
+        if one_hot and isinstance(space, spaces.Discrete) and len(key) == 2:
+            return _one_hot(array, space, OneHot(key, agents, int(space.n)), acting)
+        refuse = refusal(key, space, array, agents, rows_that_act)
         if isinstance(space, spaces.Discrete):
-            # One-hot actions are not nested.
-            return (
-                _one_hot(rows, space)
-                if one_hot and len(key) == 2
-                else _discrete(rows, space)
-            )
+            return _discrete(array, space, refuse)
         if isinstance(space, spaces.Box):
-            return _box(rows, space)
-        return _integers(rows, space)
+            return _box(array, space, refuse)
+        return _integers(array, space, refuse)
 
     return read_space(key, specs[0].action)
 
 
-@final
-@dataclass(frozen=True)
-class _Rows:
-    """The actions of one group, or one entry of nested actions.
-
-    Attributes:
-        array: ``[n, ...]``.
-        key: of the array.
-        agents: name of the agent in each row.
-        acting: rows of the agents that act, at present.
-    """
-
-    array: NDArray[Any]
-    key: Key
-    agents: Sequence[str]
-    acting: set[int]
-
-    def raise_if(self, bad: NDArray[np.bool_], problem: str) -> None:
-        """Raise if ``bad``, shaped like the array, is True for an agent that acts."""
-        for row in sorted(self.acting):
-            if bad[row].any():
-                raise ValueError(
-                    f"The action {self.array[row].tolist()} of agent "
-                    f"{self.agents[row]} in {'/'.join(self.key)} {problem}."
-                )
-
-
-def _discrete(rows: _Rows, space: spaces.Discrete) -> Reader:
-    array, n, start = rows.array, int(space.n), int(space.start)
+def _discrete(
+    array: NDArray[Any], space: spaces.Discrete, refuse: Callable[[], None]
+) -> Reader:
+    n, start = int(space.n), int(space.start)
     plain = start == 0 and array.dtype == space.dtype
 
     def read() -> list[Any]:
         numbers = array.tolist()
         if min(numbers) < 0 or max(numbers) >= n:
-            rows.raise_if((array < 0) | (array >= n), f"is outside 0 to {n - 1}")
+            refuse()
         # NumPy integers, as from action_space.sample(), which environments expect.
         return list(array) if plain else list((array + start).astype(space.dtype))
 
     return read
 
 
-def _one_hot(rows: _Rows, space: spaces.Discrete) -> Reader:
-    one_hot = OneHot(rows.key, rows.agents, int(space.n))
+def _one_hot(
+    array: NDArray[Any], space: spaces.Discrete, one_hot: OneHot, acting: set[int]
+) -> Reader:
     start = int(space.start)
 
     def read() -> list[Any]:
-        numbers = one_hot.numbers(rows.array, rows.acting) + start
+        numbers = one_hot.numbers(array, acting) + start
         return list(numbers.astype(space.dtype, copy=False))
 
     return read
 
 
-def _integers(rows: _Rows, space: Any) -> Reader:
+def _integers(array: NDArray[Any], space: Any, refuse: Callable[[], None]) -> Reader:
     """Read MultiDiscrete and MultiBinary actions."""
-    discrete = isinstance(space, spaces.MultiDiscrete)
-    n: NDArray[Any] = np.asarray(space.nvec if discrete else 2)
-    start = space.start if discrete else 0
-    array = rows.array
+    start = space.start if isinstance(space, spaces.MultiDiscrete) else 0
+    is_suspicious = suspicion(array, space)
 
     def read() -> list[Any]:
-        bad = (array < 0) | (array >= n)
-        if bad.any():
-            rows.raise_if(bad, f"is outside 0 to {n - 1}")
+        if is_suspicious():
+            refuse()
         return list((array + start).astype(space.dtype))
 
     return read
 
 
-def _box(rows: _Rows, space: spaces.Box) -> Reader:
-    array = rows.array
-    low = np.tile(space.low.ravel(), len(rows.agents))
-    high = np.tile(space.high.ravel(), len(rows.agents))
-
+def _box(array: NDArray[Any], space: spaces.Box, refuse: Callable[[], None]) -> Reader:
+    low = np.tile(space.low.ravel(), len(array))
+    high = np.tile(space.high.ravel(), len(array))
     small = array.dtype == np.float16  # Its squares may be infinite.
 
     def read() -> list[Any]:
@@ -194,7 +167,7 @@ def _box(rows: _Rows, space: spaces.Box) -> Reader:
         numbers = clipped.astype(np.float32) if small else clipped
         square = numbers.dot(numbers)  # NaN if and only if one of them is
         if square != square:  # noqa: PLR0124 - a tenth of the cost of np.isnan
-            rows.raise_if(np.isnan(array), "contains NaN")
+            refuse()
         actions = clipped.reshape(array.shape)
         # Rows without a dimension are arrays too, as from action_space.sample().
         return list(actions) if actions.ndim > 1 else [actions[i, ...] for i in indices]

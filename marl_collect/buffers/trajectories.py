@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from marl_collect.buffers.layout import MANY, STEP_COUNT, Layout
 from marl_collect.core.description import Field, Key
 from marl_collect.core.replay import frames_of
-from marl_collect.core.tensordicts import assemble, flatten, take_rows
+from marl_collect.core.tensordicts import assemble, flatten, key_path, take_rows
 
 TrajFormat = Literal["padded", "cat"]
 Arrays = dict[Key, NDArray[Any]]
@@ -72,7 +72,7 @@ def split_trajectories(
     starts[::frames] = True
     ids = flat.get(ids_key, None)
     if ids is None:
-        flag = _tuple(done_key or "done")
+        flag = key_path(done_key or "done")
         ahead = flag if flag[0] == "next" else ("next", *flag)
         done = flat[ahead].reshape(-1)
         starts[1:] |= done[:-1]
@@ -101,16 +101,12 @@ def _ids_key(
     trajectory_key: str | tuple[str, ...] | None,
 ) -> tuple[str, ...]:
     if trajectory_key is not None:
-        return _tuple(trajectory_key)
+        return key_path(trajectory_key)
     if prefix is not None:
-        return (*_tuple(prefix), "traj_ids")
+        return (*key_path(prefix), "traj_ids")
     if "collector" in data.keys():
         return _IDS
     return ("traj_ids",)
-
-
-def _tuple(key: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (key,) if isinstance(key, str) else tuple(key)
 
 
 def _padded(
@@ -133,25 +129,21 @@ def _padded(
     return out
 
 
-def _nested(flat: TensorDictBase, lengths: list[int]) -> TensorDictBase:
+def _nested(flat: TensorDictBase, lengths: list[int]) -> Any:
     def nested(leaf: torch.Tensor) -> torch.Tensor:
         return torch.nested.as_nested_tensor(list(leaf.split(lengths)))
 
-    out = flat.apply(nested, batch_size=[len(lengths), -1])
-    assert out is not None
-    return out
+    return flat.apply(nested, batch_size=[len(lengths), -1])
 
 
-def _jagged(flat: TensorDictBase, begins: torch.Tensor) -> TensorDictBase:
+def _jagged(flat: TensorDictBase, begins: torch.Tensor) -> Any:
     end = begins.new_tensor([flat.shape[0]])
     offsets = torch.cat([begins, end])
 
     def jagged(leaf: torch.Tensor) -> torch.Tensor:
         return torch.nested.nested_tensor_from_jagged(leaf, offsets)
 
-    out = flat.apply(jagged, batch_size=[begins.shape[0]])
-    assert out is not None
-    return out
+    return flat.apply(jagged, batch_size=[begins.shape[0]])
 
 
 @final

@@ -36,12 +36,15 @@ class EnvBatch(abc.ABC):
         first: index of its first environment, as the user counts them.
         raised: index within the batch of the environment whose reset or step raised
             an error; None if it is unknown.
+        checks_actions: whether a simulator refuses actions that it lacks. The step loop
+            clears it for random actions, which it draws from the spaces.
     """
 
     is_async = False
     one_simulator = False
     first = 0
     raised: int | None = None
+    checks_actions = True
 
     @property
     @abc.abstractmethod
@@ -125,6 +128,45 @@ class EnvBatch(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Release all resources. May be called twice."""
+
+
+class SimulatorBatch(EnvBatch):
+    """The worlds of one simulator, or of its wrapper, which has the same attributes."""
+
+    one_simulator = True
+
+    def __init__(self, env: Any) -> None:
+        """Take ownership of ``env``, whose ``batch_size`` is ``(size,)``."""
+        self._env = env
+
+    @property
+    def description(self) -> EnvDescription:
+        """Groups and spaces of each world."""
+        return self._env.description
+
+    @property
+    def size(self) -> int:
+        """Number of worlds."""
+        return self._env.batch_size[0]
+
+    def render(self, index: int) -> "NDArray[np.uint8] | None":
+        """Return an image of one world."""
+        return self._env.render(index)
+
+    def attribute(self, name: str) -> "list[Any]":
+        """Return an attribute of the simulator, as a list of one."""
+        return [getattr(self._env, name)]
+
+    def call(
+        self, index: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call a method of the simulator."""
+        del index
+        return getattr(self._env, name)(*args, **kwargs)
+
+    def close(self) -> None:
+        """Close the simulator."""
+        self._env.close()
 
 
 @final

@@ -17,8 +17,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from marl_collect.core.action_check import action_rule
-from marl_collect.core.batch import EnvBatch
+from marl_collect.core.action_check import refusal, suspicion
+from marl_collect.core.batch import SimulatorBatch
 from marl_collect.core.description import (
     FLAGS,
     EnvDescription,
@@ -28,12 +28,14 @@ from marl_collect.core.description import (
     leaf_spaces,
 )
 from marl_collect.core.env import TensorDictEnv
-from marl_collect.core.flags import BatchFlags
+from marl_collect.core.flags import Flags
 
 Array = NDArray[Any]
 Observations = Mapping[Any, Any]
 """By names and keys; see ``BatchedEnv``. A union would refuse ``dict[str, ...]``."""
 Flagged = Array | Mapping[str, Array]
+_Check = tuple[Callable[[], Any], Callable[[], None]]
+"""``suspicion`` and ``refusal`` of an array of actions."""
 
 
 @final
@@ -195,14 +197,12 @@ class BatchedEnv(TensorDictEnv):
 
 
 @final
-class WorldBatch(EnvBatch):
+class WorldBatch(SimulatorBatch):
     """Steps a ``BatchedEnv`` on the engine's memory, and applies the common rules."""
-
-    one_simulator = True
 
     def __init__(self, env: BatchedEnv) -> None:
         """Take ownership of ``env``."""
-        self._env = env
+        super().__init__(env)
         self._groups = env.description.groups
         self._limit = env.description.time_limit
         self._seeds = np.zeros(env.worlds, np.int64)
@@ -210,16 +210,6 @@ class WorldBatch(EnvBatch):
         # Worlds that the simulator has reset itself, and their observations.
         self._renewed = np.zeros(env.worlds, np.bool_)
         self._first: Observations = {}
-
-    @property
-    @override
-    def description(self) -> EnvDescription:
-        return self._env.description
-
-    @property
-    @override
-    def size(self) -> int:
-        return self._env.worlds
 
     @override
     def bind(self, memory: Row) -> None:
@@ -231,13 +221,17 @@ class WorldBatch(EnvBatch):
             for k in observed
             if k not in computed
         ]
-        self._flags = BatchFlags(memory, self.description)
+        self._flags = Flags(memory, self.description)
         self._done: Array = memory["done",][:, 0]
         self._rows = [_GroupRows(n, g, memory) for n, g in self._groups.items()]
-        self._actions = [
-            (name, _actions(name, group, memory))
-            for name, group in self._groups.items()
-        ]
+        self._actions: dict[str, Callable[[], Any]] = {}
+        self._checks: list[_Check] = []
+        for name, group in self._groups.items():
+            readers = {}
+            for path, read, check in _leaf_actions(name, group, memory):
+                readers[path] = read
+                self._checks.append(check)
+            self._actions[name] = readers.get((), partial(_nested, readers))
 
     @override
     def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
@@ -276,7 +270,10 @@ class WorldBatch(EnvBatch):
         return self._step
 
     def _step(self) -> None:
-        step = self._env.advance({name: act() for name, act in self._actions})
+        if self.checks_actions:
+            self._check_actions()
+        actions = {name: read() for name, read in self._actions.items()}
+        step = self._env.advance(actions)
         if not isinstance(step, Step):
             raise TypeError(
                 f"advance() of {self.description.name} must return a Step, but "
@@ -292,7 +289,7 @@ class WorldBatch(EnvBatch):
         truncated = None
         if step.truncated is not None:
             truncated = self._flagged(step.truncated, "truncated")
-        self._flags.end(terminated, truncated)
+        self._flags.end_worlds(terminated, truncated)
         if step.first is not None:
             self._renew(step.first)
         if self._limit is not None:
@@ -301,6 +298,11 @@ class WorldBatch(EnvBatch):
             if late.any():
                 late &= ~self._done
                 self._flags.truncate(np.flatnonzero(late))
+
+    def _check_actions(self) -> None:
+        for is_suspicious, refuse in self._checks:
+            if is_suspicious():
+                refuse()
 
     def _renew(self, first: Observations) -> None:
         if self.description.repeats:
@@ -348,8 +350,7 @@ class WorldBatch(EnvBatch):
             value = _array(value, target.shape, self.description.name, "/".join(key))
         if value.dtype != target.dtype and not np.can_cast(value.dtype, target.dtype):
             self._check_cast(key, value, target.dtype)
-        found: Array = value
-        return found
+        return value
 
     def _check_cast(self, key: Key, value: Array, dtype: np.dtype[Any]) -> None:
         """Raise if values are of another kind, or integers that ``dtype`` lacks."""
@@ -388,26 +389,6 @@ class WorldBatch(EnvBatch):
         if not any(array.any() for array in arrays):
             return None
         return [array.astype(np.bool_)[..., None] for array in arrays]
-
-    @override
-    def render(self, index: int) -> NDArray[np.uint8] | None:
-        return self._env.render(index)
-
-    @override
-    def attribute(self, name: str) -> list[Any]:
-        """Return an attribute of the simulator, as a list of one."""
-        return [getattr(self._env, name)]
-
-    @override
-    def call(
-        self, index: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        del index
-        return getattr(self._env, name)(*args, **kwargs)
-
-    @override
-    def close(self) -> None:
-        self._env.close()
 
 
 @final
@@ -481,7 +462,7 @@ class _GroupRows:
     def _wait(self, observations: Observations, rows: Any) -> None:
         """Set who acts, if the simulator says it.
 
-        ``BatchFlags`` clears the masks of agents that are done.
+        ``Flags`` clears the masks of agents that are done.
         """
         mask = observations.get((self._name, "mask"))
         if mask is None:
@@ -515,90 +496,40 @@ def _entry(mapping: Any, group: str, who: str, what: str) -> Any:
     return mapping[group]
 
 
-def _actions(name: str, group: GroupDescription, memory: Row) -> Callable[[], Any]:
-    """Return a function that returns the actions of a group."""
-    arrays = dict(_leaf_actions(name, group, memory))
-    if list(arrays) == [()]:
-        return arrays[()]
-
-    def nested() -> dict[str, Any]:
-        tree: dict[str, Any] = {}
-        for path, array in arrays.items():
-            node = tree
-            for part in path[:-1]:
-                node = node.setdefault(part, {})
-            node[path[-1]] = array()
-        return tree
-
-    return nested
+def _nested(readers: Mapping[Key, Callable[[], Array]]) -> dict[str, Any]:
+    """Return the actions of a group with a Dict or Tuple space."""
+    tree: dict[str, Any] = {}
+    for path, read in readers.items():
+        node = tree
+        for part in path[:-1]:
+            node = node.setdefault(part, {})
+        node[path[-1]] = read()
+    return tree
 
 
 def _leaf_actions(
     name: str, group: GroupDescription, memory: Row
-) -> Iterator[tuple[Key, Callable[[], Array]]]:
+) -> Iterator[tuple[Key, Callable[[], Array], _Check]]:
+    """Yield for each array of a group's actions its path, a reader and a check."""
+    acts = memory.get((name, "mask"))
+    one_hot = group.one_hot
+
+    def acting() -> Any:
+        return True if acts is None else acts.astype(np.bool_)
+
     for key, space in leaf_spaces(group.action, (name, "action")):
         array: Array = memory[key]
-        check = _action_check(key, space, group, memory)
-        call: Callable[[], Any] = partial(np.asarray, array)
-        if group.one_hot:
-            call = partial(array.argmax, -1)
+        read: Callable[[], Any] = partial(np.asarray, array)
+        if one_hot:
+            read = partial(array.argmax, -1)
         elif isinstance(space, spaces.Box) and (
             space.bounded_below.any() or space.bounded_above.any()
         ):
             clipped = np.empty_like(array)
-            call = partial(np.clip, array, space.low, space.high, clipped)
-
-        yield key[2:], partial(_checked, check, call)
-
-
-def _checked(check: Callable[[], None], call: Callable[[], Array]) -> Array:
-    check()
-    return call()
-
-
-def _action_check(
-    key: Key, space: spaces.Space[Any], group: GroupDescription, memory: Row
-) -> Callable[[], None]:
-    """Return a function that raises if an agent that acts has no such action."""
-    array, acts = memory[key], memory.get((key[0], "mask"))
-    find, expected = action_rule(space, one_hot=group.one_hot)
-    if isinstance(space, spaces.Box):  # Infinity is clipped.
-        find, expected = _with_nan, "no NaN"
-    suspicious = _suspicion(array, space, one_hot=group.one_hot)
-
-    def check() -> None:
-        if not suspicious():
-            return
-        rows = find(array)
-        if acts is not None:
-            rows &= acts.astype(np.bool_)
-        for world, agent in np.argwhere(rows).tolist():
-            raise ValueError(
-                f"The action {array[world, agent].tolist()} of agent "
-                f"{group.agents[agent]} in {'/'.join(key)}, in world {world}: expected "
-                f"{expected}."
-            )
-
-    return check
-
-
-def _suspicion(
-    array: Array, space: spaces.Space[Any], *, one_hot: bool
-) -> Callable[[], Any]:
-    """Return a function of one reduction that is true if an action may be wrong."""
-    if isinstance(space, spaces.Box):
-        return lambda: np.isnan(array.sum())
-    if one_hot or not array.size:
-        return lambda: True
-    n = 2 if isinstance(space, spaces.MultiBinary) else None
-    least = n or int(np.min(getattr(space, "nvec", getattr(space, "n", 0))))
-    # As unsigned numbers, those below 0 are the largest.
-    unsigned = array.view(f"u{array.itemsize}")
-    return lambda: unsigned.max() >= least
-
-
-def _with_nan(array: Array) -> NDArray[np.bool_]:
-    return np.asarray(np.isnan(array).reshape(*array.shape[:2], -1).any(-1))
+            read = partial(np.clip, array, space.low, space.high, clipped)
+        is_suspicious = suspicion(array, space, one_hot=one_hot)
+        refuse = refusal(key, space, array, group.agents, acting, one_hot=one_hot)
+        yield key[2:], read, (is_suspicious, refuse)
 
 
 def inner_value(value: Any, path: Sequence[str]) -> Any:

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from marl_collect.core.batch import EnvBatch, SerialBatch
+from marl_collect.core.batch import EnvBatch, SerialBatch, SimulatorBatch
 from marl_collect.core.batched import BatchedEnv
 from marl_collect.core.description import (
     EnvDescription,
@@ -105,7 +105,11 @@ class EnvWrapper(TensorDictEnv):
         self.env = _require_env(env, type(self).__name__)
         inner = env.description
         before = description or inner
-        _require_groups(inner, before)
+        if inner.group_map != before.group_map:
+            raise ValueError(
+                "A wrapper keeps the groups and agents of the environment, which are "
+                f"{inner.group_map}, but its description has {before.group_map}."
+            )
         after = before
         moved: dict[Key, Key] = {}
         for name, added in (observe or {}).items():
@@ -231,55 +235,21 @@ class EnvWrapper(TensorDictEnv):
 
 
 @final
-class _WrappedWorlds(EnvBatch):
+class _WrappedWorlds(SimulatorBatch):
     """Steps a wrapper of a simulator of many worlds."""
-
-    one_simulator = True
-
-    def __init__(self, wrapper: EnvWrapper) -> None:
-        self._wrapper = wrapper
-
-    @property
-    @override
-    def description(self) -> EnvDescription:
-        return self._wrapper.description
-
-    @property
-    @override
-    def size(self) -> int:
-        return self._wrapper.batch_size[0]
 
     @override
     def bind(self, memory: Row) -> None:
-        self._wrapper.bind(memory)
+        self._env.bind(memory)
 
     @override
     def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
-        self._wrapper.reset_worlds(indices, seeds)
+        self._env.reset_worlds(indices, seeds)
 
     @property
     @override
     def step_async(self) -> Callable[[], None]:
-        return self._wrapper.step_row
-
-    @override
-    def render(self, index: int) -> NDArray[np.uint8] | None:
-        return self._wrapper.render(index)
-
-    @override
-    def attribute(self, name: str) -> list[Any]:
-        return [getattr(self._wrapper, name)]
-
-    @override
-    def call(
-        self, index: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        del index
-        return getattr(self._wrapper, name)(*args, **kwargs)
-
-    @override
-    def close(self) -> None:
-        self._wrapper.close()
+        return self._env.step_row
 
 
 def _clearing(
@@ -319,14 +289,6 @@ def _require_env(env: Any, wrapper: str) -> MultiAgentEnv | BatchedEnv | EnvWrap
         f"{wrapper} wraps an environment of marl_collect, but got {env!r} of type "
         f"{type(env).__name__}.{hint}"
     )
-
-
-def _require_groups(inner: EnvDescription, outer: EnvDescription) -> None:
-    if inner.group_map != outer.group_map:
-        raise ValueError(
-            "A wrapper keeps the groups and agents of the environment, which are "
-            f"{inner.group_map}, but its description has {outer.group_map}."
-        )
 
 
 def _observing(

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -33,7 +33,6 @@ BUILD_ANEW = (
 
 _NUMBERS = {2: "two", 3: "three"}
 
-Built = TypeVar("Built")
 Factory = Callable[[], Any]
 Kwargs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
@@ -136,8 +135,14 @@ def build(
             environments share a simulator.
         ValueError: if the environments differ in groups or spaces.
     """
-    indices = range(first, first + len(factories))
-    return _build(factories, indices, partial(_join, first=first), building, failing)
+    built = build_singles(
+        factories,
+        range(first, first + len(factories)),
+        building=building,
+        failing=failing,
+        batches=True,
+    )
+    return built[0].engine() if built[0].batch_size else SerialBatch(built, first)
 
 
 def build_singles(
@@ -146,6 +151,7 @@ def build_singles(
     *,
     building: Callable[[int], None] = _ignore,
     failing: Callable[[BaseException], None] = _ignore,
+    batches: bool = False,
 ) -> list[Any]:
     """Build the single environments of a batch in this process, as ``build`` does.
 
@@ -154,20 +160,11 @@ def build_singles(
         indices: of the environments, as the user counts them.
         building: as for ``build``.
         failing: as for ``build``.
+        batches: whether an only factory may return a batch.
 
     Raises:
         TypeError: also if a factory returns a batch.
     """
-    return _build(factories, indices, partial(_singles, indices), building, failing)
-
-
-def _build(
-    factories: Sequence[Factory],
-    indices: Sequence[int],
-    finish: Callable[[list[Any]], Built],
-    building: Callable[[int], None],
-    failing: Callable[[BaseException], None],
-) -> Built:
     built: list[Any] = []
     owners: dict[int, int] = {}
     try:
@@ -177,18 +174,17 @@ def _build(
             _claim(built[-1], index, owners)
             who, reference = f"environment {index}", f"environment {indices[0]}"
             check_alike(built[0].description, built[-1].description, who, reference)
-        return finish(built)
+        for index, env in zip(indices, built, strict=True):
+            if env.batch_size and not (batches and len(built) == 1):
+                number = len(built)
+                raise TypeError(_unexpected_batch(env, index, number, batches=batches))
     except BaseException as error:
         failing(error)
-        _close_all(built)
+        for env in built:
+            with suppress(Exception):  # It must not hide the first.
+                env.close()
         raise
-
-
-def _close_all(envs: Sequence[TensorDictEnv]) -> None:
-    """Close environments after an error, which errors in ``close`` must not hide."""
-    for env in envs:
-        with suppress(Exception):
-            env.close()
+    return built
 
 
 def check_alike(
@@ -310,27 +306,18 @@ def _built(factory: Factory, index: int) -> TensorDictEnv:
     return env
 
 
-def _singles(indices: Sequence[int], built: list[Any]) -> list[Any]:
-    for index, env in zip(indices, built, strict=True):
-        if env.batch_size:
-            raise TypeError(
-                f"The factory of environment {index} must return a single "
-                f"environment, but returned the batch {type(env).__name__}. Pass "
-                f"{_BATCH_ADVICE[isinstance(env, (BatchedEnv, EnvWrapper))]}."
-            )
-    return built
-
-
-def _join(built: list[Any], first: int) -> EnvBatch:
-    if not any(env.batch_size for env in built):
-        return SerialBatch(built, first)
-    if len(built) == 1:
-        engine: EnvBatch = built[0].engine()
-        return engine
-    raise TypeError(
-        f"A {type(built[0]).__name__} is a batch, so its factory must be the only one "
-        f"in its process, but this process has {len(built)} factories. Build one batch "
-        "with more worlds or environments, use envs_per_worker=1, and for several "
-        "batches a collector with worker processes, such as MultiSyncCollector("
-        "num_workers=...)."
+def _unexpected_batch(env: Any, index: int, number: int, *, batches: bool) -> str:
+    kind = type(env).__name__
+    if batches:
+        return (
+            f"A {kind} is a batch, so its factory must be the only one in its process, "
+            f"but this process has {number} factories. Build one batch with more "
+            "worlds or environments, use envs_per_worker=1, and for several batches a "
+            "collector with worker processes, such as "
+            "MultiSyncCollector(num_workers=...)."
+        )
+    return (
+        f"The factory of environment {index} must return a single environment, but "
+        f"returned the batch {kind}. Pass "
+        f"{_BATCH_ADVICE[isinstance(env, (BatchedEnv, EnvWrapper))]}."
     )

@@ -1,7 +1,7 @@
 """The rules for done flags, per agent and for the whole environment.
 
 Environments call ``Flags`` instead of setting flags themselves, so that all
-environments follow the same rules. ``BatchFlags`` applies them to many at once:
+environments follow the same rules:
 
 - An agent's ``done`` is ``terminated or truncated``. Once an agent is done, its three
   flags keep the values of that step. If the agent returns, all three are False from the
@@ -29,30 +29,54 @@ Bools = NDArray[np.bool_]
 
 
 class Flags:
-    """Writes the done flags of one environment's row."""
+    """Writes the done flags of one environment, or of K worlds at once."""
 
-    def __init__(self, row: Row, description: EnvDescription) -> None:
-        """Use the flags and masks of ``row``, which are written in place."""
+    def __init__(self, memory: Row, description: EnvDescription) -> None:
+        """Write flags and masks in place.
+
+        Args:
+            memory: of one environment; ``[K, ...]`` of worlds.
+            description: of each environment.
+        """
         self._any = description.done_on_any
-        self._root: tuple[Bools, Bools, Bools] = tuple(row[flag,] for flag in FLAGS)  # type: ignore[assignment]
-        self._groups: dict[str, tuple[Bools, Bools, Bools]] = {
-            name: tuple(row[name, flag] for flag in FLAGS)  # type: ignore[misc]
-            for name in description.groups
+        self._root: list[NDArray[Any]] = [memory[flag,] for flag in FLAGS]
+        groups = description.groups
+        self._groups: dict[str, list[NDArray[Any]]] = {
+            name: [memory[name, flag] for flag in FLAGS] for name in groups
         }
-        self._all = [
-            *self._root,
-            *(a for group in self._groups.values() for a in group),
-        ]
-        names = description.groups
-        self._masks = [row[g, "mask"] for g in names if (g, "mask") in row]
-        self._legal = [
-            row[g, "action_mask"] for g in names if (g, "action_mask") in row
-        ]
+        # With their values for agents that do not act.
+        self._masks: dict[str, list[tuple[NDArray[Any], bool]]] = {
+            name: [
+                *([(memory[name, "mask"], False)] if group.mask else []),
+                *([(memory[name, "action_mask"], True)] if group.action_mask else []),
+            ]
+            for name, group in groups.items()
+        }
+        self.some = True
+        """False only if no agent is done; kept by ``end_worlds``."""
 
-    def clear(self) -> None:
-        """Clear all flags at the beginning of an episode."""
-        for array in self._all:
-            array.fill(False)
+    def clear(self, rows: Any = ...) -> None:
+        """Clear all flags at the beginning of episodes.
+
+        Args:
+            rows: index of the worlds that begin; by default all.
+        """
+        for arrays in (self._root, *self._groups.values()):
+            for array in arrays:
+                array[rows] = False
+
+    def truncate(self, rows: Any = ...) -> None:
+        """End episodes because a limit of frames is reached.
+
+        Args:
+            rows: index of the worlds that end; by default all.
+        """
+        self.some = True
+        done, _, truncated = self._root
+        done[rows] = truncated[rows] = True
+        self._over(rows)
+
+    # One environment
 
     def end(self, group: str, agent: int, *, terminated: bool, truncated: bool) -> None:
         """Set the flags of row ``agent`` of ``group``, which ended in this step.
@@ -92,52 +116,12 @@ class Flags:
             terminated[0] = all(group[1].all() for group in groups)
             truncated[0] = done[0] and not terminated[0]
         if done[0]:
-            self._over()
+            self._over(...)
         return bool(done[0])
 
-    def truncate(self) -> None:
-        """End the episode because a limit of frames is reached."""
-        done, _, truncated = self._root
-        done[0] = truncated[0] = True
-        self._over()
+    # Worlds
 
-    def _over(self) -> None:
-        for done, _, truncations in self._groups.values():
-            truncations |= ~done
-            done.fill(True)
-        for mask in self._masks:
-            mask.fill(False)
-        for legal in self._legal:
-            legal.fill(True)
-
-
-class BatchFlags:
-    """Writes the done flags of K environments at once."""
-
-    def __init__(self, memory: Row, description: EnvDescription) -> None:
-        """Use the flags and masks of ``memory``, ``[K, ...]``, written in place."""
-        self._any = description.done_on_any
-        self._root = [memory[flag,] for flag in FLAGS]
-        names = description.groups
-        self._groups: list[list[NDArray[Any]]] = [
-            [memory[name, flag] for flag in FLAGS] for name in names
-        ]
-        self._masks = [memory.get((name, "mask")) for name in names]
-        self._legal = [
-            memory[name, "action_mask"] if group.action_mask else None
-            for name, group in names.items()
-        ]
-
-        self.some = True
-        """False only if no agent is done."""
-
-    def clear(self, rows: Any) -> None:
-        """Clear all flags of the environments ``rows``, an index, at a beginning."""
-        for arrays in (self._root, *self._groups):
-            for array in arrays:
-                array[rows] = False
-
-    def end(
+    def end_worlds(
         self, terminated: Sequence[Bools] | None, truncated: Sequence[Bools] | None
     ) -> None:
         """End the agents with these flags, except those that were done before.
@@ -148,55 +132,48 @@ class BatchFlags:
         """
         ends = terminated is not None or truncated is not None
         if not ends:
-            self.some = self.some and any(group[0].any() for group in self._groups)
+            groups = self._groups.values()
+            self.some = self.some and any(group[0].any() for group in groups)
             if not self.some:
                 return
         self.some = True
-        for index, (done, terminations, truncations) in enumerate(self._groups):
+        for index, (name, flags) in enumerate(self._groups.items()):
+            done, terminations, truncations = flags
             alive = ~done.astype(np.bool_, copy=False)
             if terminated is not None:
                 terminations |= alive & terminated[index]
             if truncated is not None:
                 truncations |= alive & truncated[index]
             np.logical_or(terminations, truncations, out=done)
-            self._idle(index, done[..., 0].astype(np.bool_, copy=False))
+            self._stop(name, done[..., 0].astype(np.bool_, copy=False))
         if ends:
-            self._settle()
+            self._settle_worlds()
 
-    def truncate(self, rows: Any) -> None:
-        """End the environments ``rows`` because they reached a limit of frames."""
-        self.some = True
-        done, _, truncated = self._root
-        done[rows] = truncated[rows] = True
-        self._over(rows)
-
-    def _settle(self) -> None:
+    def _settle_worlds(self) -> None:
         done, terminated, truncated = self._root
+        groups = self._groups.values()
         combine = np.logical_or if self._any else np.logical_and
         for root, index in ((done, 0), (terminated, 1)):
             # Faster than a reduction over few agents.
-            by_agent = (group[index].swapaxes(0, 1) for group in self._groups)
+            by_agent = (group[index].swapaxes(0, 1) for group in groups)
             root[...] = reduce(combine, chain(*by_agent))
         over = np.flatnonzero(done)
         if not len(over):
             return
         if self._any:
             truncated[...] = False
-            for group in self._groups:
+            for group in groups:
                 np.logical_or(truncated, group[2].any(1), out=truncated)
         else:
             np.greater(done, terminated, out=truncated)
         self._over(over)
 
     def _over(self, rows: Any) -> None:
-        for index, (done, _, truncations) in enumerate(self._groups):
+        for name, (done, _, truncations) in self._groups.items():
             truncations[rows] |= ~done[rows].astype(np.bool_)
             done[rows] = True
-            self._idle(index, rows)
+            self._stop(name, rows)
 
-    def _idle(self, index: int, where: Any) -> None:
-        mask, legal = self._masks[index], self._legal[index]
-        if mask is not None:
-            mask[where] = False
-        if legal is not None:
-            legal[where] = True
+    def _stop(self, group: str, where: Any) -> None:
+        for mask, value in self._masks[group]:
+            mask[where] = value

@@ -45,8 +45,7 @@ class EpisodeActions:
     def firsts(self) -> NDArray[np.int64]:
         """Position of each episode's first frame, int64 ``[m]``."""
         counts = np.maximum(self.lengths, 0)
-        firsts: NDArray[np.int64] = counts.cumsum() - counts
-        return firsts
+        return counts.cumsum() - counts
 
     def take(self, rows: NDArray[np.int64]) -> "EpisodeActions":
         """Return the actions of the episodes ``rows``."""
@@ -124,8 +123,8 @@ def replay(
     """
     if not len(episodes.rows):
         return []
-    kind = _WorldReplay if engine.one_simulator else _Replay
-    playing = kind(engine, memory, episodes, reset or engine.reset)
+    engine.checks_actions = True
+    playing = _Replay(engine, memory, episodes, reset or engine.reset)
     try:
         for frame in range(playing.length):
             playing.begin(frame)
@@ -142,12 +141,12 @@ def replay(
         )
         raise
     elsewhere = playing.over | ~_arrived(memory, episodes)
-    rows: list[int] = episodes.rows[elsewhere].tolist()
-    return rows
+    return episodes.rows[elsewhere].tolist()
 
 
+@final
 class _Replay:
-    """Steps the environments whose replay has begun.
+    """Steps the environments whose replay has begun; of a simulator, all worlds.
 
     Attributes:
         length: number of steps of the longest episode.
@@ -170,82 +169,64 @@ class _Replay:
         self._offsets = episodes.actions.firsts - self._starts
         self.over = np.zeros(len(lengths), np.bool_)
         self._going = self.over.copy()
+        self._seeds = np.zeros(engine.size, np.int64)
+        self._seeds[episodes.rows] = episodes.seeds
+        # Environments that begin an episode before the next step.
+        self._begins = np.full(engine.size, engine.one_simulator)
+        self._masked: list[Any] = []
+        if engine.one_simulator:
+            self._act_in_all_worlds()
+
+    def _act_in_all_worlds(self) -> None:
+        """Write legal actions, and note those that depend on an action mask."""
+        from marl_collect.core.random_actions import samplers
+
+        for sampler in samplers(self._engine.description):
+            noise = np.full((self._engine.size, *sampler.noise_shape), 0.5)
+            if sampler.mask_key is None:
+                self._memory[sampler.key][...] = sampler.actions(noise)
+            else:
+                mask = self._memory[sampler.mask_key]
+                self._masked.append((sampler, noise, mask))
 
     def begin(self, frame: int) -> None:
-        """Reset the environments whose replay begins before step ``frame``."""
+        """Reset the environments whose replay begins before step ``frame``.
+
+        Worlds that ended and are not being replayed begin other episodes.
+        """
         due = self._starts == frame
-        if due.any():
-            episodes = self._episodes
-            self._reset(episodes.rows[due].tolist(), episodes.seeds[due].tolist())
-            self._going |= due
+        self._begins[self._episodes.rows[due]] = True
+        (rows,) = self._begins.nonzero()
+        if len(rows):
+            self._reset(rows.tolist(), self._seeds[rows].tolist())
+            self._begins[rows] = False
+        self._going |= due
 
     def act(self, frame: int) -> bool:
         """Write the actions of step ``frame``; return whether to make the step."""
+        for sampler, noise, mask in self._masked:
+            self._memory[sampler.key][...] = sampler.actions(noise, mask)
         rows = self._episodes.rows[self._going]
         positions = self._offsets[self._going] + frame
         for key, taken in self._episodes.actions.arrays.items():
             self._memory[key][rows] = taken.take(positions, 0)
-        return bool(len(rows))
+        return self._engine.one_simulator or bool(len(rows))
 
     def step(self, frame: int) -> None:
         """Step, and note episodes that end too early."""
-        self._engine.step_some(self._episodes.rows[self._going].tolist())
-        self._find_ends(frame)
-
-    def _find_ends(self, frame: int) -> None:
+        rows = self._episodes.rows
+        if self._engine.one_simulator:
+            self._engine.step()
+        else:
+            self._engine.step_some(rows[self._going].tolist())
+        ended = self._memory["done",][:, 0].astype(np.bool_)
         if frame + 1 < self.length:
-            done = self._memory["done",][self._episodes.rows, 0].astype(np.bool_)
+            done = ended[rows]
             self.over |= done & self._going
             self._going &= ~done
-
-
-@final
-class _WorldReplay(_Replay):
-    """Steps all worlds of a simulator, also those whose replay has not begun."""
-
-    def __init__(
-        self,
-        engine: EnvBatch,
-        memory: Row,
-        episodes: RecordedEpisodes,
-        reset: Callable[[Sequence[int], Sequence[int]], None],
-    ) -> None:
-        from marl_collect.core.random_actions import samplers
-
-        super().__init__(engine, memory, episodes, reset)
-        self._seeds = np.zeros(engine.size, np.int64)
-        self._seeds[episodes.rows] = episodes.seeds
-        self._masked: list[Any] = []
-        for sampler in samplers(engine.description):
-            noise = np.full((engine.size, *sampler.noise_shape), 0.5)
-            if sampler.mask_key is None:
-                memory[sampler.key][...] = sampler.actions(noise)
-            else:
-                self._masked.append((sampler, noise, memory[sampler.mask_key]))
-        self._ended = np.ones(engine.size, np.bool_)
-
-    def begin(self, frame: int) -> None:
-        """Reset those worlds, and the ones that ended and are not being replayed."""
-        due = self._starts == frame
-        self._ended[self._episodes.rows[due]] = True
-        (rows,) = self._ended.nonzero()
-        if len(rows):
-            self._reset(rows.tolist(), self._seeds[rows].tolist())
-        self._going |= due
-
-    def act(self, frame: int) -> bool:
-        """Write the actions of step ``frame``, and legal ones in other worlds."""
-        for sampler, noise, mask in self._masked:
-            self._memory[sampler.key][...] = sampler.actions(noise, mask)
-        super().act(frame)
-        return True
-
-    def step(self, frame: int) -> None:
-        """Step, and note which worlds ended that are not being replayed."""
-        self._engine.step()
-        self._find_ends(frame)
-        self._ended = self._memory["done",][:, 0].astype(np.bool_)
-        self._ended[self._episodes.rows[self._going]] = False
+        if self._engine.one_simulator:
+            self._begins = ended
+            self._begins[rows[self._going]] = False
 
 
 def _arrived(memory: Row, episodes: RecordedEpisodes) -> NDArray[np.bool_]:

@@ -1,7 +1,7 @@
 """Finds simulators that several environments of one process share."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
@@ -33,7 +33,8 @@ def attributes(thing: Any) -> dict[str, Any]:
     """Return the attributes of an object by name, without those of its class."""
     values = dict(getattr(thing, "__dict__", {}))
     for kind in type(thing).__mro__:
-        for name in _names(getattr(kind, "__slots__", ())):
+        slots: Any = getattr(kind, "__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
             with suppress(AttributeError):
                 values[name] = object.__getattribute__(thing, name)
     return values
@@ -49,10 +50,6 @@ def _held(thing: Any) -> Iterator[Any]:
         yield value
         if isinstance(value, (dict, list, tuple)) and len(value) <= _FEW:
             yield from value.values() if isinstance(value, dict) else value
-
-
-def _names(slots: Any) -> Sequence[str]:
-    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _is_simulator(thing: Any) -> bool:

@@ -86,6 +86,5 @@ def take_rows(data: TensorDictBase, rows: torch.Tensor) -> TensorDictBase:
         return value.index_select(0, rows)
 
     size = [len(rows), *data.shape[1:]]
-    out = data.apply(take, batch_size=size, names=data.names, call_on_nested=True)
-    assert out is not None
+    out: Any = data.apply(take, batch_size=size, names=data.names, call_on_nested=True)
     return out

@@ -19,7 +19,7 @@ from marl_collect.buffers.layout import VERSION
 from marl_collect.core.action_check import action_check
 from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import EnvDescription, allocate, bytes_of
-from marl_collect.core.flags import BatchFlags
+from marl_collect.core.flags import Flags
 from marl_collect.core.replay import EpisodeActions, replay
 from marl_collect.core.seeding import global_generators, set_global_generators
 from marl_collect.core.signature import IS_INIT
@@ -136,7 +136,7 @@ class Rollout:
                 *self._description.outcome(),
             ],
         )
-        self._flags = BatchFlags(self._memory, self._description)
+        self._flags = Flags(self._memory, self._description)
         self._done: NDArray[np.bool_] = self._memory["done",].view(np.bool_)[:, 0]
         self._done_bytes = bytes_of(self._memory["done",]).tobytes
         self._carried = [self._memory[key] for key in signature.carried]
@@ -331,6 +331,7 @@ class Rollout:
     def _begin_acting(self, frames: int, *, random: bool) -> Callable[[int], None]:
         """Prepare for ``frames`` frames; return the function that acts in each."""
         self._acting = policy = self._random if random else self._policy
+        self._engine.checks_actions = not isinstance(policy, RandomRunner)
         policy.begin(frames, self._generators)
         if random:
             # The policy may have acted before: a state of random frames can be loaded.

@@ -1,5 +1,6 @@
 """Worlds of a simulator give the same data as single environments."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from marl_collect import (
     Step,
     evaluate,
 )
+from marl_collect.core import batched
+from marl_collect.core.action_check import suspicion
 from marl_collect.models import make_policy
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -237,6 +240,56 @@ def test_an_impossible_action_of_an_agent_that_acts_is_an_error(
         root = env.rand_action(env.reset())
         root["a", "action"][2, 1] = torch.tensor(action)
         env.step(root)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_large_and_infinite_actions_are_clipped_without_a_warning(dtype: Any) -> None:
+    with Line(action=spaces.Box(-1, 1, (1,), dtype)) as env:
+        root = env.rand_action(env.reset())
+        large = torch.tensor([6e4, 6e4, 6e4, -6e4, np.inf, -np.inf])
+        root["a", "action"] = large.to(root["a", "action"].dtype).reshape(3, 2, 1)
+        env.step(root)
+    assert env.seen[-1].ravel().tolist() == [1, 1, 1, -1, 1, -1]
+
+
+def test_only_wrong_actions_of_an_uneven_space_are_suspicious() -> None:
+    actions = np.zeros((3, 2, 2), np.int64)
+    is_suspicious = suspicion(actions, spaces.MultiDiscrete([2, 5]))
+    for first, second in itertools.product(range(-1, 3), range(-1, 6)):
+        actions[1, 1] = first, second
+        assert is_suspicious() == (first not in range(2) or second not in range(5))
+
+
+def test_actions_of_a_policy_are_checked_and_random_ones_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[Any] = []
+
+    def recording(actions: Any, *args: Any, **options: Any) -> Any:
+        is_suspicious = suspicion(actions, *args, **options)
+
+        def recorded() -> Any:
+            checked.append(actions)
+            return is_suspicious()
+
+        return recorded
+
+    monkeypatch.setattr(batched, "suspicion", recording)
+
+    def act(td: Any) -> Any:
+        return td.set(("a", "action"), torch.full((*td.shape, 2), 3))
+
+    with Collector(
+        lambda: Line(action=spaces.Discrete(3)),
+        act,
+        frames_per_batch=6,
+        init_random_frames=6,
+    ) as collector:
+        collector.next()
+        assert not checked
+        with pytest.raises(ValueError, match="action 3 of agent a_0 in a/action, in"):
+            collector.next()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from marl_collect.core.description import (
     Row,
     allocate,
 )
-from marl_collect.core.flags import BatchFlags, Flags
+from marl_collect.core.flags import Flags
 
 PAIR = EnvDescription(
     name="pair",
@@ -88,20 +88,18 @@ BOTH_WAYS = pytest.mark.parametrize("worlds", [False, True], ids=["one", "worlds
 
 
 def ended(description: EnvDescription, ends: Any, *, worlds: bool) -> Row:
-    """Return the row after a step in which agents ended, by either class of flags."""
+    """Return the row after a step in which agents ended, alone or as a world."""
     row = allocate(description.row(), (1,) if worlds else ())
     terminated = [end in ("terminated", "both") for end in ends]
     truncated = [end in ("truncated", "both") for end in ends]
     for key, fill in (("mask", True), ("action_mask", False)):
         row["pair", key].fill(fill)
-    if worlds:
-        batch = BatchFlags(row, description)
-        batch.clear(slice(None))
-        arrays = ([np.array(f).reshape(1, 2, 1)] for f in (terminated, truncated))
-        batch.end(*arrays)
-        return {key: array[0] for key, array in row.items()}
     flags = Flags(row, description)
     flags.clear()
+    if worlds:
+        arrays = ([np.array(f).reshape(1, 2, 1)] for f in (terminated, truncated))
+        flags.end_worlds(*arrays)
+        return {key: array[0] for key, array in row.items()}
     for agent, end in enumerate(zip(terminated, truncated, strict=True)):
         if any(end):
             flags.end("pair", agent, terminated=end[0], truncated=end[1])

@@ -104,11 +104,3 @@ def test_misuse_is_explained() -> None:
         rollout = env.rollout(100)
         with pytest.raises(RuntimeError, match="is over"):
             env.rand_step(rollout[-1].exclude("next"))
-
-
-def test_torchrl_specs_are_explained() -> None:
-    with CountingEnv() as env:
-        for name in ("full_action_spec", "observation_spec"):
-            with pytest.raises(AttributeError, match="Coming from TorchRL"):
-                getattr(env, name)
-        assert not hasattr(env, "whatever")

@@ -94,14 +94,14 @@ def test_nan_is_an_error_that_names_group_and_agent(dtype: Any) -> None:
     env = scripted(Script(action=spaces.Box(-np.inf, np.inf, (2,), dtype)))
     env.step(agent=[60000, 1])
     assert env.env.env.received[-1]["agent_1"].tolist() == [60000, 1]
-    with pytest.raises(ValueError, match="agent_1 in agent/action contains NaN"):
+    with pytest.raises(ValueError, match="agent_1 in agent/action: expected .* no NaN"):
         env.step(agent=[[0, 0], [0, np.nan], [0, 0]])
 
 
 @pytest.mark.parametrize("action", [-1, 5])
 def test_an_action_out_of_range_is_an_error(action: int) -> None:
     env = scripted()
-    with pytest.raises(ValueError, match=f"{action} of agent agent_2.*outside 0 to 4"):
+    with pytest.raises(ValueError, match=f"{action} of agent agent_2.*from 0 to 4"):
         env.step(agent=[0, 0, action])
 
 
@@ -120,7 +120,7 @@ def test_numbers_out_of_range_are_an_error(space: Any, wrong: list[int]) -> None
     script = Script(action=space, ends={"agent_2": (1, "terminated")})
     env = scripted(script, done_on_any=False)
     env.step()
-    with pytest.raises(ValueError, match="of agent agent_1 in agent/action is outside"):
+    with pytest.raises(ValueError, match="agent agent_1 in agent/action: expected int"):
         env.step(agent=[[0, 0], wrong, [0, 0]])
     assert len(env.env.env.received) == 1
     env.step(agent=[[0, 0], [0, 0], wrong])  # agent_2 is dead

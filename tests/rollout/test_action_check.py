@@ -237,6 +237,24 @@ def test_integers_are_valid_if_their_space_contains_them(space: Any) -> None:
     assert 0 < valid < 200
 
 
+def test_every_part_of_a_nested_action_is_checked() -> None:
+    move, aim = spaces.Discrete(3), spaces.Tuple([spaces.Box(-1, 1, (2,))])
+    space = spaces.Dict({"move": move, "aim": aim})
+    group = GroupDescription(("a", "b"), spaces.Box(-1, 1, (1,)), space)
+    description = EnvDescription("test", {"g": group})
+    memory = allocate(description.row(), (1,))
+    memory["g", "mask"].fill(True)
+    check = action_check(description, memory)
+    check(0)
+    memory["g", "action", "aim", "0"][0, 1, 1] = np.nan
+    with pytest.raises(PolicyError, match=r"'b' of group 'g' is \[0.0, nan\]"):
+        check(0)
+    memory["g", "action", "aim", "0"].fill(0)
+    memory["g", "action", "move"][0, 0] = 3
+    with pytest.raises(PolicyError, match="'a' of group 'g' is 3"):
+        check(0)
+
+
 def test_an_idle_agent_does_not_hide_the_illegal_action_of_another() -> None:
     group = GroupDescription(
         ("a", "b", "c"),
