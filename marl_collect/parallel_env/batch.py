@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING, Any, final
 
 from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import EnvDescription, Key, Row
-from marl_collect.core.factories import Factory
 from marl_collect.parallel_env.env_processes import EnvProcesses
 from marl_collect.parallel_env.joint import call_method, value_of
-from marl_collect.parallel_env.options import ParallelOptions
 from marl_collect.parallel_env.signals import EnvOperation
 from marl_collect.processes.closing import CLOSE_SECONDS
 from marl_collect.processes.context import result
@@ -44,18 +42,6 @@ class ParallelBatch(EnvBatch):
         self._owners = spread.owners()
         first, last = spread.groups[groups[0]], spread.groups[groups[-1]]
         self._rows = range(first.start, last.stop)
-
-    @classmethod
-    def start(
-        cls, factories: Sequence[Factory], options: ParallelOptions
-    ) -> "ParallelBatch":
-        """Start the processes and wait until the environments are built.
-
-        Args:
-            factories: one per environment.
-            options: checked against the number of factories.
-        """
-        return cls(EnvProcesses(factories, options), range(options.groups))
 
     @property
     def description(self) -> EnvDescription:

@@ -37,8 +37,7 @@ def describe(
         "preload": COLLECTOR_MODULES,
     }
     with WorkerPool(_main, [create_env_fn], **options) as pool:
-        description: EnvDescription = pool.receive()[1]
-    return description
+        return pool.receive()[1]
 
 
 def _main(context: WorkerContext, factory: Factory) -> None:

@@ -150,14 +150,17 @@ class EnvProcesses:
         if not signals.awaited(group) or signals.sleep(group, self._check_seconds):
             return
         start, nudged = time.monotonic(), False
-        while True:
-            self._supervise()
-            if not nudged and time.monotonic() - start > _NUDGE_SECONDS:
-                nudged = True
-                with self._ending_on(Exception):
+        with self._ending_on(Exception):
+            while True:
+                failed = [p for p, fails in enumerate(signals.failed) if fails]
+                if failed:
+                    self._pool.receive(failed)  # Raises what the first of them raised.
+                self._pool.check()  # That all are alive, and none hangs.
+                if not nudged and time.monotonic() - start > _NUDGE_SECONDS:
+                    nudged = True
                     self._pool.broadcast(None, signals.pending(group))
-            if signals.sleep(group, self._check_seconds):
-                return
+                if signals.sleep(group, self._check_seconds):
+                    return
 
     def call(
         self, method: str, arguments: Mapping[int, Sequence[Any]]
@@ -214,14 +217,6 @@ class EnvProcesses:
         except error:
             self._end(ERROR_CLOSE_SECONDS)
             raise
-
-    def _supervise(self) -> None:
-        """Check that all processes are alive and not hung."""
-        with self._ending_on(Exception):
-            failed = [p for p, fails in enumerate(self.signals.failed) if fails]
-            if failed:
-                self._pool.receive(failed)  # Raises what the first of them raised.
-            self._pool.check()
 
     def _assignment(
         self, process: int, factories: Sequence[Factory], options: ParallelOptions

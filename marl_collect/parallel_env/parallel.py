@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 from marl_collect.core.batch import EnvBatch
 from marl_collect.options import method
 from marl_collect.parallel_env.batch import ParallelBatch
+from marl_collect.parallel_env.env_processes import EnvProcesses
 from marl_collect.parallel_env.joint import JointEnvs, factories_of
 from marl_collect.parallel_env.options import ParallelArguments
 from marl_collect.parallel_env.serial import SerialEnv
@@ -51,7 +52,8 @@ class ParallelEnv(JointEnvs):
         )
         options.check(len(factories))
         _set_threads(options.num_threads)
-        self._engine = ParallelBatch.start(factories, options)
+        processes = EnvProcesses(factories, options)
+        self._engine = ParallelBatch(processes, range(options.groups))
 
     @property
     def is_closed(self) -> bool:

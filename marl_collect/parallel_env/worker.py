@@ -33,7 +33,13 @@ from marl_collect.parallel_env.signals import (
 from marl_collect.processes.context import Call, Raised, WorkerContext, attempt
 from marl_collect.processes.launcher import share_imports
 from marl_collect.processes.shared_memory import MemoryHandle, Segment
-from marl_collect.processes.status_board import ENVIRONMENT, PHASE, STEPS, Phase
+from marl_collect.processes.status_board import (
+    ENVIRONMENT,
+    PHASE,
+    STEPS,
+    STOP,
+    Phase,
+)
 
 _CHECK_SECONDS: Final = 0.25
 """Interval at which a sleeping worker checks whether the trainer closed."""
@@ -174,17 +180,23 @@ class _EnvWorker:
         signals, me = self._signals, self._context.index
         self._line.cells[PHASE] = Phase.IDLE
         groups = range(signals.shape.groups)
+        steps: dict[int, Callable[[int], None]] = {
+            EnvOperation.STEP: self._step,
+            EnvOperation.STEP_CHOSEN: self._step_chosen,
+            EnvOperation.RESET_CHOSEN: self._reset_chosen,
+        }
         try:
             while True:
                 signals.listen(me, _CHECK_SECONDS)
-                if self._line.should_stop:
+                if self._line.cells[STOP]:
                     return
                 idle = True
                 for group in groups:
                     command = signals.pending_command(group, me)
                     if command is not None:
                         idle = False
-                        self._do(group, operation_of(command))
+                        steps[operation_of(command)](group)
+                        self._line.cells[PHASE] = Phase.IDLE
                         signals.finish(group, me, command)
                 while idle and self._context.has_message():
                     self.answer()
@@ -193,15 +205,6 @@ class _EnvWorker:
             # Wakes the trainer at once instead of at its next check.
             signals.fail(me)
             raise
-
-    def _do(self, group: int, operation: int) -> None:
-        if operation == EnvOperation.STEP:
-            self._step(group)
-        elif operation == EnvOperation.STEP_CHOSEN:
-            self._step_chosen(group)
-        else:
-            self._reset_chosen(group)
-        self._line.cells[PHASE] = Phase.IDLE
 
     def _step(self, group: int) -> None:
         cells, steps = self._line.cells, self._steps[group]
