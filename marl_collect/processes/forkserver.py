@@ -175,14 +175,9 @@ class _Server:
         The trainer may send a request because a worker has answered. That worker has
         shared its imports before, and they must be read first.
         """
-        ready = [fd for fd, _ in self._poll.poll(self._poll_ms)]
+        looks = _LOOK_MS if self._trainer_pidfd == linux.NO_PIDFD else None
+        ready = [fd for fd, _ in self._poll.poll(_SWEEP_MS if self._sweeps else looks)]
         return sorted(ready, key=lambda fd: fd == self._control.fileno())
-
-    @property
-    def _poll_ms(self) -> int | None:
-        if self._sweeps:
-            return _SWEEP_MS
-        return _LOOK_MS if self._trainer_pidfd == linux.NO_PIDFD else None
 
     def _read_request(self, requester: socket.socket) -> None:
         flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
@@ -327,12 +322,9 @@ def _wake_at_sigchld() -> tuple[socket.socket, socket.socket]:
     for end in (reader, writer):
         end.setblocking(False)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, _ignore)  # A signal without a handler wakes nobody.
+    # A signal without a handler wakes nobody.
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     return reader, writer
-
-
-def _ignore(number: int, frame: object) -> None:
-    del number, frame
 
 
 def _report_start(status: socket.socket, pid: int) -> None:

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Final, Literal, cast, get_args
 
 from marl_collect.processes import linux, standard_streams
-from marl_collect.processes.bootstrap import thread_environment
+from marl_collect.processes.bootstrap import thread_environment, working_directory
 from marl_collect.processes.children import (
     Child,
     ForkedChild,
@@ -207,7 +207,8 @@ def _start_interpreter(
                 stdout=standard_streams.output(1, stack),
                 stderr=standard_streams.output(2, stack),
                 pass_fds=fds,
-                cwd=None if _directory_exists() else "/",
+                # In a deleted one, an interpreter ends before it can say why.
+                cwd=None if working_directory() else "/",
                 env={
                     **os.environ,
                     **thread_environment(1),
@@ -228,18 +229,6 @@ def _start_interpreter(
         ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _directory_exists() -> bool:
-    """Return whether the working directory has not been deleted.
-
-    In a deleted one, an interpreter ends before it can say why.
-    """
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _streaming() -> dict[str, str]:

@@ -52,8 +52,7 @@ def address_of_mark() -> int | None:
     """
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
-    address: int | None = libc.getenv(WORKER_VARIABLE.encode())
-    return address
+    return libc.getenv(WORKER_VARIABLE.encode())
 
 
 def write_mark(address: int | None, worker: int) -> None:

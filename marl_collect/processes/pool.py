@@ -23,6 +23,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NoReturn, Self, final
 
 from marl_collect.errors import ClosedError, WorkerError
@@ -36,7 +37,7 @@ from marl_collect.processes.closing import (
 )
 from marl_collect.processes.hang import HangWatch
 from marl_collect.processes.launcher import check_start_method
-from marl_collect.processes.starting import Main, Starter
+from marl_collect.processes.starting import Main, pickle_job, start_workers
 from marl_collect.processes.status_board import (
     PREEMPT,
     WEIGHTS_READ,
@@ -115,10 +116,16 @@ class WorkerPool:
                     f"{option} must be a positive number of seconds, or None for no "
                     f"limit, not {seconds!r}"
                 )
-        self._starter = Starter(
-            main, method, tuple(preload), start_timeout, num_threads, name
+        self._main = main
+        self._start = partial(
+            start_workers,
+            start_method=method,
+            preload=tuple(preload),
+            start_timeout=start_timeout,
+            num_threads=num_threads,
+            name=name,
         )
-        jobs = [self._starter.pickle_job(i, a) for i, a in enumerate(arguments)]
+        jobs = [pickle_job(main, i, a) for i, a in enumerate(arguments)]
         self._timeout = timeout
         self._owner = os.getpid()
         # A signal handler may close while its thread receives.
@@ -132,7 +139,7 @@ class WorkerPool:
         with contextlib.ExitStack() as undo:
             undo.callback(self.status_board.close)
             try:
-                self._handles = self._starter.start(jobs, self.status_board)
+                self._handles = self._start(jobs, self.status_board)
             except Exception:
                 if cleanup.ends_with_the_process(threading.current_thread()):
                     raise SystemExit from None  # The servers were ended before.
@@ -343,7 +350,7 @@ class WorkerPool:
             OSError: the new process cannot be started. The old one is dead.
         """
         self.check_open()
-        job = self._starter.pickle_job(worker, argument)
+        job = pickle_job(self._main, worker, argument)
         with self._reading:
             old = self._handles[worker]
             if old.has_failed:  # It closes its environments.
@@ -352,7 +359,7 @@ class WorkerPool:
             old.join(5.0)
             old.line.clear()
             self._watch.restart(worker)
-            self._handles[worker : worker + 1] = self._starter.start(
+            self._handles[worker : worker + 1] = self._start(
                 [job], self.status_board, worker
             )
             old.close()

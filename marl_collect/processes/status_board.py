@@ -106,11 +106,6 @@ class Line:
             environment=cells[ENVIRONMENT] - 1 if cells[ENVIRONMENT] else None,
         )
 
-    @property
-    def should_stop(self) -> bool:
-        """Whether the trainer asks the worker to stop."""
-        return self.cells[STOP] != 0
-
     def clear(self) -> None:
         """Reset the line for a replacement: ``Phase.START``; steps are kept."""
         for index in range(CELLS):

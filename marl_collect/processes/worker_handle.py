@@ -61,7 +61,8 @@ class WorkerHandle:
         self.sent = 0
         self.writing = threading.Lock()  # A large message takes several writes.
         self._read_ahead: deque[object] = deque()
-        self._fds = [connection.fileno(), child.sentinel]
+        self.fds = [connection.fileno(), child.sentinel]
+        """Descriptors that are readable if ``next_message`` would return or raise."""
         self._failure: Failure | None = None
         self.failed_at = math.inf
         """When it failed, died or hung, on ``time.monotonic``."""
@@ -125,14 +126,9 @@ class WorkerHandle:
     # Messages
 
     @property
-    def fds(self) -> list[int]:
-        """Descriptors that are readable if ``next_message`` would return or raise."""
-        return self._fds
-
-    @property
     def _at_end(self) -> bool:
         """Whether its socket is exhausted."""
-        return len(self._fds) == 1
+        return len(self.fds) == 1
 
     @property
     def has_failed(self) -> bool:
@@ -147,7 +143,7 @@ class WorkerHandle:
     @property
     def is_ready(self) -> bool:
         """Whether ``next_message`` would return a message or raise."""
-        return self.has_read_ahead or any(wait_readable(fd, _NOW) for fd in self._fds)
+        return self.has_read_ahead or any(wait_readable(fd, _NOW) for fd in self.fds)
 
     def read_ahead(self, most: int = _READ_AHEAD) -> None:
         """Read available messages, which ``next_message`` returns later.
@@ -161,13 +157,18 @@ class WorkerHandle:
         if not self._read_ahead and self._failure is not None:
             # It may take long to close its environments.
             raise_failure(self._failure, self.index)
-        ended = self._has_ended()  # Checked first, so that all it wrote can be read.
+        # Checked first, so that all it wrote can be read.
+        ended = self.exitcode is not None
         for _ in range(most):
             message = self._read()
             if message is ABSENT:
                 break
             self._read_ahead.append(message)
-        if not self._read_ahead and (ended or self._at_end) and self._has_ended():
+        if (
+            not self._read_ahead
+            and (ended or self._at_end)
+            and self.exitcode is not None
+        ):
             self._raise_end()
 
     def next_message(self) -> object:
@@ -190,7 +191,7 @@ class WorkerHandle:
             problem = f"stopped in the middle of a message for {SOCKET_SECONDS} s"
             raise self.give_up(problem) from None
         except (EOFError, OSError):
-            del self._fds[0]
+            del self.fds[0]
             self.join(_EXIT_SECONDS)  # It is ending; the sentinel follows.
             return ABSENT
         try:
@@ -202,9 +203,6 @@ class WorkerHandle:
             self._failure, self.failed_at = message, message.time
             raise_failure(message, self.index)
         return message
-
-    def _has_ended(self) -> bool:
-        return self.exitcode is not None
 
     def _raise_end(self) -> None:
         if self._error is None:

@@ -91,7 +91,10 @@ def assert_gone(pidfds: Sequence[int], seconds: float = SOON) -> None:
         assert select.select([pidfd], [], [], remaining)[0], "a process is left behind"
 
 
-def test_workers_end_with_a_killed_trainer_while_a_fork_of_it_lives(run: Run) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_stuck_workers_end_with_a_trainer_that_was_killed_while_a_fork_of_it_lives(
+    run: Run, number: int
+) -> None:
     process, pidfds = run(
         """
 pool = WorkerPool(obey, [0, 1], start_method=start_method)
@@ -103,20 +106,7 @@ tell(*pool.pids)
 signal.pause()
 """
     )
-    process.kill()
-    assert_gone(pidfds)
-
-
-def test_stuck_workers_end_after_sigterm_to_the_trainer(run: Run) -> None:
-    process, pidfds = run(
-        """
-pool = WorkerPool(obey, [0, 1], start_method=start_method)
-make_stuck(pool)
-tell(*pool.pids)
-signal.pause()
-"""
-    )
-    process.terminate()
+    process.send_signal(number)
     assert_gone(pidfds)
 
 

@@ -52,15 +52,13 @@ def test_only_programs_of_the_killed_worker_end(pool: WorkerPool) -> None:
     assert has_ended(second, SOON)
 
 
-def test_a_program_that_ignores_sigterm_is_killed(pool: WorkerPool) -> None:
-    stubborn = "trap '' TERM; while :; do sleep 1; done"
-    program = start_program(pool, 0, f'sh -c "{stubborn}"')
-    pool.close()
-    assert has_ended(program, SOON)
-
-
-def test_a_program_in_its_own_session_ends_too(pool: WorkerPool) -> None:
-    program = start_program(pool, 0, "setsid sleep 1000")
+@pytest.mark.parametrize(
+    "command",
+    ["sh -c \"trap '' TERM; while :; do sleep 1; done\"", "setsid sleep 1000"],
+    ids=["ignores SIGTERM", "in its own session"],
+)
+def test_a_stubborn_program_ends_too(pool: WorkerPool, command: str) -> None:
+    program = start_program(pool, 0, command)
     pool.close()
     assert has_ended(program, SOON)
 

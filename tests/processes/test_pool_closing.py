@@ -218,7 +218,7 @@ began.wait()
 PLACES = {
     "before the first start": "starting.launch = late(starting.launch)",
     "after the first start": "starting.launch = early(starting.launch)",
-    "after all starts": "pool.Starter.start = early(pool.Starter.start)",
+    "after all starts": "pool.start_workers = early(pool.start_workers)",
     "before it is used": "WorkerPool.receive = late(WorkerPool.receive)",
 }
 

@@ -25,7 +25,7 @@ from pool_tools import (
     receive_within,
     wait_for_phase,
 )
-from support.clocks import LIMIT, Clock, LeapingClock, beside, wait_for_ends
+from support.clocks import LIMIT, Clock, beside, wait_for_ends
 from support.processes import SOON, suspend, wait_until
 
 from marl_collect.errors import WorkerError
@@ -283,25 +283,6 @@ def test_a_hanging_worker_is_noticed_while_others_always_have_messages(
     pool.close(timeout=0.1)
 
 
-def test_progress_within_the_limit_is_not_a_hang(
-    pool: WorkerPool, clock: Clock
-) -> None:
-    """A quarter of the limit passes whenever there was progress."""
-
-    def work_slowly(worker: Any, argument: Any) -> Any:
-        worker.line.enter(Phase.STEP)
-        for step in range(30):
-            worker.line.cells[STEPS] = step
-            threading.Event().wait(0.1)
-        return "done"
-
-    be_up(pool)
-    clock.runs_when = lambda: not clock.quiet
-    pool.send(0, work_slowly)
-    assert receive_within(pool, LIMIT) == (0, "done")
-    assert clock.now > 2 * LIMIT
-
-
 def test_idle_workers_never_hang(
     pool: WorkerPool, clock: Clock, tmp_path: Path
 ) -> None:
@@ -339,30 +320,6 @@ def test_a_worker_that_hangs_in_a_command_is_noticed(
     pool.send(0, lambda worker, argument: threading.Event().wait())
     with pytest.raises(WorkerError, match="hung 100 s in a command"):
         receive_within(pool, LIMIT)
-
-
-def test_the_pauses_of_the_trainer_do_not_count(
-    pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = LeapingClock()
-    monkeypatch.setattr(time, "monotonic", clock.monotonic)
-    go = tmp_path / "go"
-
-    def work(worker: Any, argument: Any) -> Any:
-        worker.line.enter(Phase.STEP)
-        while not go.exists():
-            threading.Event().wait(0.01)
-        return "done"
-
-    be_up(pool)
-    pool.send(0, work)
-    wait_for_phase(pool, 0, Phase.STEP)
-    clock.leap(1.0)  # A check soon after another does nothing.
-    pool.check()
-    clock.leap(10 * SOON)  # A learner at work.
-    pool.check()
-    go.touch()
-    assert receive_within(pool, SOON) == (0, "done")
 
 
 def test_a_stopped_worker_that_continues_in_time_is_not_a_hang(

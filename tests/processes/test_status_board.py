@@ -4,7 +4,6 @@ import os
 import pickle
 
 import pytest
-from pool_tools import open_paths
 
 from marl_collect.processes.status_board import (
     CELLS,
@@ -27,7 +26,7 @@ def test_values_written_by_one_side_are_read_by_the_other() -> None:
     progress = owner.lines[1].read()
     assert (progress.phase, progress.steps) == (Phase.RESET, 12)
     assert (progress.environment, owner.lines[1].cells[WEIGHTS_READ]) == (0, 4)
-    assert other.lines[1].should_stop
+    assert other.lines[1].cells[STOP]
     owner.close()
 
 
@@ -65,31 +64,6 @@ def test_entering_a_phase_without_an_environment_forgets_the_last_one() -> None:
     status_board.close()
 
 
-def test_phases_have_the_names_of_messages() -> None:
-    assert [phase.label for phase in Phase] == [
-        "start",
-        "create",
-        "reset",
-        "step",
-        "policy",
-        "idle",
-        "close",
-        "command",
-    ]
-
-
-def test_a_closed_board_can_be_read_and_is_gone_with_its_last_reader() -> None:
-    status_board = StatusBoard.create(1)
-    status_board.lines[0].cells[STEPS] = 5
-    status_board.close()
-    status_board.close()
-    assert status_board.lines[0].read().steps == 5
-    handle = status_board.handle
-    del status_board
-    with pytest.raises(FileNotFoundError):
-        StatusBoard.attach(handle)
-
-
 def test_a_handle_whose_file_number_was_taken_by_another_is_noticed() -> None:
     status_board = StatusBoard.create(1)
     number = int(status_board.handle.path.rpartition("/")[2])
@@ -103,13 +77,3 @@ def test_a_handle_whose_file_number_was_taken_by_another_is_noticed() -> None:
         os.close(number)
         if other != number:
             os.close(other)
-
-
-def test_boards_leave_no_file_open() -> None:
-    before = open_paths()
-    for _ in range(5):
-        status_board = StatusBoard.create(2)
-        StatusBoard.attach(status_board.handle)
-        status_board.close()
-        del status_board
-    assert open_paths() == before

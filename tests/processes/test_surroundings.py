@@ -206,6 +206,18 @@ def test_a_limit_on_processes_is_named_and_leaves_nothing(run_lines: RunLines) -
     run_lines('tell("started")\n' + textwrap.dedent(body))
 
 
+def test_workers_start_in_a_deleted_working_directory(run_lines: RunLines) -> None:
+    body = """
+        import tempfile
+        folder = tempfile.mkdtemp()
+        os.chdir(folder)
+        os.rmdir(folder)
+        with pool(0, 1) as workers:
+            tell(ask(workers, lambda worker, argument: argument, 1))
+        """
+    assert run_lines(body) == ["1"]
+
+
 def test_a_path_that_is_longer_than_an_argument_may_be_reaches_all_processes(
     run_lines: RunLines,
 ) -> None:
