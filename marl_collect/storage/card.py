@@ -10,7 +10,7 @@ from marl_collect.storage.description import RunDescription
 from marl_collect.storage.statistics import Range, Statistics
 
 if TYPE_CHECKING:  # It imports pyarrow, and `marl-collect info` needs none.
-    from marl_collect.storage.frames import Frames
+    from marl_collect.storage.frames import Transitions
 
 _LOADING = """
 ```python
@@ -32,7 +32,7 @@ _ABOUT_KEYS = (
 )
 
 
-def card(frames: "Frames", statistics: Statistics) -> str:
+def card(frames: "Transitions", statistics: Statistics) -> str:
     """Return the card of a dataset as Markdown."""
     about = frames.description
     summary = (
@@ -114,7 +114,7 @@ def describe_space(space: spaces.Space[Any]) -> str:
     return str(space)
 
 
-def _keys(frames: "Frames", ranges: Mapping[Key, Range]) -> str:
+def _keys(frames: "Transitions", ranges: Mapping[Key, Range]) -> str:
     rows = (
         (
             f"`{field.key[0] if len(field.key) == 1 else field.key!r}`",
@@ -127,7 +127,7 @@ def _keys(frames: "Frames", ranges: Mapping[Key, Range]) -> str:
     return _table(("key", "shape", "dtype", "lowest", "highest", "NaN"), rows)
 
 
-def _runs(frames: "Frames") -> str:
+def _runs(frames: "Transitions") -> str:
     counts = frames.cache.state.runs.values()
     runs = zip(frames.runs, counts, new_versions(frames.runs), strict=True)
     rows = (

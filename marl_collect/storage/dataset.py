@@ -21,7 +21,7 @@ from marl_collect.storage.description import (
     difference,
 )
 from marl_collect.storage.files import LISTINGS, BatchFile, list_files, read_schema
-from marl_collect.storage.frames import Frames, Transitions
+from marl_collect.storage.frames import Transitions
 from marl_collect.storage.loading import Loadable
 from marl_collect.storage.statistics import Statistics, ranges_of
 from marl_collect.storage.trajectories import Trajectories
@@ -39,7 +39,7 @@ class Dataset(Loadable):
     Attributes:
         name: its folders, for messages.
         files: as of opening.
-        frames: all frames.
+        transitions: all frames, including those of episodes that did not end.
         description: what all batches have in common.
         runs: description of each run, by number.
     """
@@ -47,10 +47,12 @@ class Dataset(Loadable):
     def __init__(self, name: str, files: Sequence[BatchFile], cache: Cache) -> None:
         self.name, self.files = name, tuple(files)
         self.description, self.runs = _about(self.files, list(cache.state.runs))
-        self.frames = Frames(name, cache, cache.columns, self.description, self.runs)
+        self.transitions = Transitions(
+            name, cache, cache.columns, self.description, self.runs
+        )
 
     def __len__(self) -> int:
-        return len(self.frames)
+        return len(self.transitions)
 
     def __getitem__(self, numbers: Any) -> TensorDict:
         """Copy frames by their numbers, ``[n]``.
@@ -66,17 +68,17 @@ class Dataset(Loadable):
     @property
     def keys(self) -> tuple[Column, ...]:
         """Key, shape of a frame, and dtype of every tensor."""
-        return self.frames.keys
+        return self.transitions.keys
 
     @property
     def nbytes(self) -> int:
         """Size of all frames in memory."""
-        return self.frames.nbytes
+        return self.transitions.nbytes
 
     @property
     def run_frames(self) -> list[int]:
         """Number of frames of each run."""
-        return list(self.frames.cache.state.runs.values())
+        return list(self.transitions.cache.state.runs.values())
 
     @cached_property
     def view(self) -> TensorDict:
@@ -84,17 +86,12 @@ class Dataset(Loadable):
 
         ``view[numbers]`` copies frames; what is written to the view is not saved.
         """
-        return self.frames.nested(self.frames.views, [len(self)], time=False)
-
-    @cached_property
-    def transitions(self) -> Transitions:
-        """All frames, including those of episodes that did not end."""
-        return Transitions(self.frames)
+        return self.transitions.nested(self.transitions.views, [len(self)], time=False)
 
     @cached_property
     def trajectories(self) -> Trajectories:
         """The complete episodes; reads their positions, but not their content."""
-        return Trajectories(self.frames, self.frames.cache.episodes)
+        return Trajectories(self.transitions, self.transitions.cache.episodes)
 
     @cached_property
     def statistics(self) -> Statistics:
@@ -102,13 +99,13 @@ class Dataset(Loadable):
 
         The first call reads all frames once.
         """
-        ranges = ranges_of(self.frames.parts(range(len(self))))
+        ranges = ranges_of(self.transitions.parts())
         episodes = self.trajectories
         return Statistics.of(episodes.lengths, episodes.agent_returns, ranges)
 
     def card(self) -> str:
         """Return what the dataset holds and how to load it, as Markdown."""
-        return card(self.frames, self.statistics)
+        return card(self.transitions, self.statistics)
 
     def verify(self) -> None:
         """Decode all files again, and compare what the cache has.
@@ -117,7 +114,7 @@ class Dataset(Loadable):
             DatasetError: if a file is damaged, or the cache differs. It names what.
             FileNotFoundError: if a file vanished; open the dataset again.
         """
-        self.frames.cache.verify(self.files)
+        self.transitions.cache.verify(self.files)
 
     def __repr__(self) -> str:
         return (

@@ -1,9 +1,9 @@
-"""Reads frames by their numbers: ``Frames``, and ``Transitions`` for users."""
+"""Reads frames by their numbers."""
 
 import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Final, Self, final
 
@@ -19,7 +19,7 @@ from marl_collect.processes.cgroups import free_memory
 from marl_collect.storage.cache import Cache
 from marl_collect.storage.columns import Column
 from marl_collect.storage.description import DatasetDescription, RunDescription
-from marl_collect.storage.loading import Loadable
+from marl_collect.storage.loading import Loadable, item_numbers
 from marl_collect.storage.statistics import Moments, moments_of
 
 _PAGE: Final = mmap.PAGESIZE
@@ -27,17 +27,46 @@ _PART: Final = 20_000
 """Frames that are read at once by what reads all of them."""
 
 
+def ranges(begin: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the numbers ``begin[i], ..., begin[i] + counts[i] - 1`` of each i."""
+    shift = begin - np.cumsum(counts) + counts
+    return np.repeat(shift, counts) + np.arange(int(counts.sum()))
+
+
+def starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return ``[n + 1]``: where each item begins with all back to back, and the end."""
+    return np.append(np.int64(0), np.cumsum(lengths))
+
+
+def draw(
+    n: int, count: int, what: str, generator: torch.Generator | None
+) -> NDArray[np.int64]:
+    """Draw ``n`` of ``count`` items uniformly, with replacement."""
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
+        raise ValueError(f"n must be an integer of at least 0, but is {n!r}.")
+    if not count:
+        raise ValueError(f"There are no {what}.")
+    drawn: NDArray[np.int64] = torch.randint(
+        count, (n,), generator=generator, device="cpu"
+    ).numpy()
+    return drawn
+
+
 @final
-@dataclass(frozen=True)
-class Frames:
-    """The frames of a cache, by number, or some of their keys.
+@dataclass(frozen=True, eq=False, repr=False)
+class Transitions(Loadable):
+    """Frames, each with its ``next``, in the order in which they were collected.
+
+    It is a map-style dataset for torch's ``DataLoader``, which reads whole batches at
+    once.
 
     Attributes:
         name: of the dataset in messages.
         cache: what is read.
-        keys: the columns that are read.
-        description: what all batches have in common.
-        runs: by number.
+        keys: key, shape of a frame, and dtype of every tensor that is read.
+        description: of the dataset.
+        runs: of the dataset, by number.
+        chosen: numbers of the frames in the cache, ``[n]``; None for all.
     """
 
     name: str
@@ -45,6 +74,93 @@ class Frames:
     keys: tuple[Column, ...]
     description: DatasetDescription
     runs: tuple[RunDescription, ...]
+    chosen: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.cache.records if self.chosen is None else self.chosen)
+
+    def __repr__(self) -> str:
+        return f"Transitions({self.name!r}, {len(self)} frames)"
+
+    def __reduce__(self) -> Any:
+        """Leave the views out: pickle would copy all frames."""
+        return type(self), tuple(getattr(self, f.name) for f in fields(self))
+
+    def __getitem__(self, index: int | slice | Sequence[int] | Any) -> TensorDict:
+        """Read frames into new memory.
+
+        Args:
+            index: an integer returns ``[]``; a slice, a list or an integer tensor
+                ``[n]`` returns ``[n]``; one boolean per frame returns the frames where
+                it is True.
+
+        Raises:
+            IndexError: if a number is out of range.
+            TypeError: if ``index`` has another dtype or several dimensions.
+        """
+        if isinstance(index, slice):
+            return self._positions(np.arange(*index.indices(len(self)), dtype=np.int64))
+        array = np.asarray(index)
+        if array.dtype == np.bool_ and array.shape == (len(self),):
+            array = np.flatnonzero(array)
+        if array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
+            raise TypeError(
+                "The index must be an integer, a slice, a list of integers, or "
+                f"{len(self)} booleans, but is {array.dtype} {list(array.shape)}."
+            )
+        numbers = item_numbers(array, len(self), "frame")
+        frames = self._positions(numbers.reshape(-1))
+        return frames if numbers.ndim else frames[0]
+
+    def __getitems__(self, indices: list[int]) -> TensorDict:
+        return self[indices]
+
+    def sample(self, n: int, *, generator: torch.Generator | None = None) -> TensorDict:
+        """Sample ``n`` frames uniformly, with replacement: ``[n]``.
+
+        Raises:
+            ValueError: if there are no frames, or if ``n`` is invalid.
+        """
+        what = f"frames to sample in {self.name}"
+        return self._positions(draw(n, len(self), what, generator))
+
+    def select(self, *keys: str | Key) -> Self:
+        """Return the same frames with these keys, and those below them, only.
+
+        Raises:
+            KeyError: if a key does not exist.
+        """
+        wanted = [key_path(key) for key in keys]
+        below = {
+            key: [column for column in self.keys if column.key[: len(key)] == key]
+            for key in wanted
+        }
+        for key, columns in below.items():
+            if not columns:
+                names = ", ".join("/".join(column.key) for column in self.keys)
+                raise KeyError(
+                    f"There is no key {'/'.join(key)} in {self.name}; it has {names}."
+                )
+        chosen = {column for columns in below.values() for column in columns}
+        return replace(self, keys=tuple(c for c in self.keys if c in chosen))
+
+    def moments(self, *keys: str | Key) -> dict[Key, Moments]:
+        """Return the mean and the standard deviation of each element of keys.
+
+        They are over all frames, and over the agents of a group. All frames are read
+        once, in parts.
+
+        Args:
+            keys: numeric keys at the root, such as ``("agent", "observation")``.
+
+        Raises:
+            KeyError: if a key does not exist.
+            ValueError: if there are no frames.
+        """
+        chosen = self.select(*keys)
+        if not len(self):
+            raise ValueError(f"There are no frames in {self.name}.")
+        return moments_of(chosen.parts(), chosen.groups)
 
     @cached_property
     def groups(self) -> dict[str, int]:
@@ -59,7 +175,7 @@ class Frames:
 
     @cached_property
     def views(self) -> dict[Key, torch.Tensor]:
-        """Every small key of all frames, ``[frames, ...]``: views of the records."""
+        """Every small key of all frames of the cache: views of the records."""
         return {
             column.key: column.tensor(self.cache.records[column.name])
             for column in self.keys
@@ -73,7 +189,7 @@ class Frames:
         ``index_select`` copies rows of these as a whole. With more dimensions it takes
         twice as long, and indexing four times: they copy element by element.
         """
-        return {key: view.view(len(self), -1) for key, view in self.views.items()}
+        return {key: view.view(len(view), -1) for key, view in self.views.items()}
 
     @cached_property
     def _needs_advice(self) -> bool:
@@ -89,33 +205,16 @@ class Frames:
             self.cache.map.madvise(mmap.MADV_RANDOM)
         return needs_advice
 
-    def select(self, *keys: str | Key) -> Self:
-        """Return the same frames with these keys, and those below them, only."""
-        wanted = [key_path(key) for key in keys]
-        below = {
-            key: [column for column in self.keys if column.key[: len(key)] == key]
-            for key in wanted
-        }
-        for key, columns in below.items():
-            if not columns:
-                names = ", ".join("/".join(column.key) for column in self.keys)
-                raise KeyError(
-                    f"There is no key {'/'.join(key)} in {self.name}; it has {names}."
-                )
-        chosen = {column for columns in below.values() for column in columns}
-        return replace(self, keys=tuple(c for c in self.keys if c in chosen))
-
-    def __len__(self) -> int:
-        return len(self.cache.records)
-
     def numbers(
         self, first: NDArray[np.int64], length: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Return the numbers of frames of pieces, which begin in ``Cache.order``."""
         return np.asarray(self.cache.order[ranges(first, length)])
 
-    def read(self, numbers: NDArray[np.int64]) -> dict[Key, torch.Tensor]:
-        """Copy frames: each key ``[n, ...]``, in the order of ``numbers``."""
+    def read(
+        self, numbers: NDArray[np.int64], keys: Sequence[Column] | None = None
+    ) -> dict[Key, torch.Tensor]:
+        """Copy frames of the cache, of all or some keys: each ``[n, ...]``."""
         if self._needs_advice:
             self._advise(numbers)
         index = torch.from_numpy(np.ascontiguousarray(numbers))
@@ -123,7 +222,7 @@ class Frames:
             column.key: self._large(column, numbers)
             if column.is_large
             else self._rows[column.key].index_select(0, index).view(-1, *column.shape)
-            for column in self.keys
+            for column in (self.keys if keys is None else keys)
         }
 
     def arrays(self, numbers: NDArray[np.int64]) -> dict[Key, NDArray[Any]]:
@@ -133,10 +232,9 @@ class Frames:
             for c, (key, t) in zip(self.keys, self.read(numbers).items(), strict=True)
         }
 
-    def parts(
-        self, numbers: NDArray[np.int64] | range
-    ) -> Iterator[dict[Key, torch.Tensor]]:
-        """Read many frames in parts, as ``read`` does."""
+    def parts(self) -> Iterator[dict[Key, torch.Tensor]]:
+        """Read these frames in parts, as ``read`` does."""
+        numbers = range(len(self)) if self.chosen is None else self.chosen
         for begin in range(0, len(numbers), _PART):
             yield self.read(np.asarray(numbers[begin : begin + _PART], np.int64))
 
@@ -175,6 +273,10 @@ class Frames:
                 tensors[key] = out.index_copy_(0, positions, tensor)
         return self.nested(tensors, valid.shape).set(VALID, valid)
 
+    def _positions(self, positions: NDArray[np.int64]) -> TensorDict:
+        numbers = positions if self.chosen is None else self.chosen[positions]
+        return self.nested(self.read(numbers), [len(numbers)], time=False)
+
     def _large(self, column: Column, numbers: NDArray[np.int64]) -> torch.Tensor:
         out = np.empty((len(numbers), *column.shape), column.stored)
         spans = self.cache.records[column.name][numbers]
@@ -196,130 +298,3 @@ class Frames:
             self.cache.map.madvise(
                 mmap.MADV_WILLNEED, begin, (number + 1) * size - begin
             )
-
-
-def ranges(begin: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the numbers ``begin[i], ..., begin[i] + counts[i] - 1`` of each i."""
-    shift = begin - np.cumsum(counts) + counts
-    return np.repeat(shift, counts) + np.arange(int(counts.sum()))
-
-
-def starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return ``[n + 1]``: where each item begins with all back to back, and the end."""
-    return np.append(np.int64(0), np.cumsum(lengths))
-
-
-def item_numbers(numbers: Any, count: int, what: str) -> NDArray[np.int64]:
-    """Return numbers of ``count`` items, which may count from the end, from 0 on."""
-    array = np.asarray(numbers, np.int64)
-    wrong = array[(array < -count) | (array >= count)]
-    if wrong.size:
-        raise IndexError(
-            f"{what.capitalize()} {wrong[0]} is out of range: there are {count}."
-        )
-    return np.where(array < 0, array + count, array)
-
-
-def draw(
-    n: int, count: int, what: str, generator: torch.Generator | None
-) -> NDArray[np.int64]:
-    """Draw ``n`` of ``count`` items uniformly, with replacement."""
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
-        raise ValueError(f"n must be an integer of at least 0, but is {n!r}.")
-    if not count:
-        raise ValueError(f"There are no {what}.")
-    drawn: NDArray[np.int64] = torch.randint(
-        count, (n,), generator=generator, device="cpu"
-    ).numpy()
-    return drawn
-
-
-@final
-class Transitions(Loadable):
-    """Frames, each with its ``next``, in the order in which they were collected.
-
-    It is a map-style dataset for torch's ``DataLoader``, which reads whole batches at
-    once.
-    """
-
-    def __init__(
-        self, frames: Frames, numbers: NDArray[np.int64] | None = None
-    ) -> None:
-        self._frames, self._numbers = frames, numbers
-
-    def __len__(self) -> int:
-        return len(self._frames if self._numbers is None else self._numbers)
-
-    def __getitem__(self, index: int | slice | Sequence[int] | Any) -> TensorDict:
-        """Read frames into new memory.
-
-        Args:
-            index: an integer returns ``[]``; a slice, a list or an integer tensor
-                ``[n]`` returns ``[n]``; one boolean per frame returns the frames where
-                it is True.
-
-        Raises:
-            IndexError: if a number is out of range.
-            TypeError: if ``index`` has another dtype or several dimensions.
-        """
-        if isinstance(index, slice):
-            return self._read(np.arange(*index.indices(len(self)), dtype=np.int64))
-        array = np.asarray(index)
-        if array.dtype == np.bool_ and array.shape == (len(self),):
-            array = np.flatnonzero(array)
-        if array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
-            raise TypeError(
-                "The index must be an integer, a slice, a list of integers, or "
-                f"{len(self)} booleans, but is {array.dtype} {list(array.shape)}."
-            )
-        numbers = item_numbers(array, len(self), "frame")
-        frames = self._read(numbers.reshape(-1))
-        return frames if numbers.ndim else frames[0]
-
-    def __getitems__(self, indices: list[int]) -> TensorDict:
-        return self[indices]
-
-    def sample(self, n: int, *, generator: torch.Generator | None = None) -> TensorDict:
-        """Sample ``n`` frames uniformly, with replacement: ``[n]``.
-
-        Raises:
-            ValueError: if there are no frames, or if ``n`` is invalid.
-        """
-        what = f"frames to sample in {self._frames.name}"
-        return self._read(draw(n, len(self), what, generator))
-
-    def select(self, *keys: str | Key) -> "Transitions":
-        """Return the same frames with these keys, and those below them, only.
-
-        Raises:
-            KeyError: if a key does not exist.
-        """
-        return Transitions(self._frames.select(*keys), self._numbers)
-
-    def moments(self, *keys: str | Key) -> dict[Key, Moments]:
-        """Return the mean and the standard deviation of each element of keys.
-
-        They are over all frames, and over the agents of a group. All frames are read
-        once, in parts.
-
-        Args:
-            keys: numeric keys at the root, such as ``("agent", "observation")``.
-
-        Raises:
-            KeyError: if a key does not exist.
-            ValueError: if there are no frames.
-        """
-        chosen = self._frames.select(*keys)
-        if not len(self):
-            raise ValueError(f"There are no frames in {self._frames.name}.")
-        numbers = range(len(self)) if self._numbers is None else self._numbers
-        return moments_of(chosen.parts(numbers), chosen.groups)
-
-    def __repr__(self) -> str:
-        return f"Transitions({self._frames.name!r}, {len(self)} frames)"
-
-    def _read(self, positions: NDArray[np.int64]) -> TensorDict:
-        if self._numbers is not None:
-            positions = self._numbers[positions]
-        frames = self._frames.read(positions)
-        return self._frames.nested(frames, [len(positions)], time=False)

@@ -2,12 +2,15 @@
 
 import abc
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Annotated, Any, Final, cast, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
@@ -94,8 +97,11 @@ class Loadable(abc.ABC):
         """
         return Loader(self, options)
 
-    def normalised(self, moments: Mapping[Key, Moments]) -> "Normalised":
-        """Return the same items with normalised values.
+    def normalised(self, moments: Mapping[Key, Moments]) -> "Items":
+        """Return the same items with normalised values, as float32.
+
+        Their mean is 0 and their standard deviation 1. Elements that never vary, and
+        padding, are 0.
 
         Args:
             moments: of each key to normalise; see ``Transitions.moments``. The same key
@@ -104,40 +110,68 @@ class Loadable(abc.ABC):
         Raises:
             KeyError: if the items have no such key.
         """
-        return Normalised(self, moments)
+        (item,) = self.__getitems__([0]).unbind(0)
+        for key in moments:
+            item[key]  # Raises a KeyError that says what there is.
+        read = partial(_normalised, self, moments)
+        return Items(f"{self!r}, normalised: {list(moments)}", len(self), read)
 
 
 @final
-class Normalised(Loadable):
-    """Items whose values have the mean 0 and the standard deviation 1, as float32."""
+class Items(Loadable):
+    """Items that are made of others when they are read: ``read([0, 1])`` returns two.
 
-    def __init__(self, source: Loadable, moments: Mapping[Key, Moments]) -> None:
-        self._source, self._moments = source, moments
-        (item,) = source.__getitems__([0]).unbind(0)
-        for key in moments:
-            item[key]  # Raises a KeyError that says what there is.
+    ``items[i]`` is one item, and a loop yields all of them.
+    """
+
+    def __init__(
+        self, name: str, count: int, read: Callable[[NDArray[np.int64]], TensorDict]
+    ) -> None:
+        self._name, self._count, self._read = name, count, read
 
     def __len__(self) -> int:
-        return len(self._source)
+        return self._count
 
-    def __getitems__(self, indices: list[int]) -> TensorDict:
-        items = self._source.__getitems__(indices)
-        padding = items.get(VALID, None)
-        for key, moments in self._moments.items():
-            for name in (key, ("next", *key)):
-                values = items.get(name, None)
-                if values is None:
-                    continue
-                # Elements that never vary are 0.
-                scaled = (values - moments.mean) / moments.std.clamp(min=_LEAST_STD)
-                if padding is not None:
-                    shape = (*padding.shape, *[1] * (scaled.ndim - padding.ndim))
-                    scaled *= padding.view(shape)
-                items.set(name, scaled)
-        return items
+    def __getitem__(self, index: int) -> TensorDict:
+        return self.__getitems__([operator.index(index)])[0]
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitems__(self, indices: Sequence[int]) -> TensorDict:
+        return self._read(item_numbers(indices, len(self), "item"))
 
     def __repr__(self) -> str:
-        return f"Normalised({self._source!r}, {list(self._moments)})"
+        return f"Items({self._name}, {len(self)})"
+
+
+def _normalised(
+    source: Loadable, moments: Mapping[Key, Moments], indices: NDArray[np.int64]
+) -> TensorDict:
+    items = source.__getitems__(indices.tolist())
+    padding = items.get(VALID, None)
+    for key, of_key in moments.items():
+        for name in (key, ("next", *key)):
+            values = items.get(name, None)
+            if values is None:
+                continue
+            scaled = (values - of_key.mean) / of_key.std.clamp(min=_LEAST_STD)
+            if padding is not None:
+                shape = (*padding.shape, *[1] * (scaled.ndim - padding.ndim))
+                scaled *= padding.view(shape)
+            items.set(name, scaled)
+    return items
+
+
+def item_numbers(numbers: Any, count: int, what: str) -> NDArray[np.int64]:
+    """Return numbers of ``count`` items, which may count from the end, from 0 on."""
+    array = np.asarray(numbers, np.int64)
+    wrong = array[(array < -count) | (array >= count)]
+    if wrong.size:
+        raise IndexError(
+            f"{what.capitalize()} {wrong[0]} is out of range: there are {count}."
+        )
+    return np.where(array < 0, array + count, array)
 
 
 @final

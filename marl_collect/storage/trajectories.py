@@ -1,8 +1,9 @@
 """Complete episodes: read, sample, filter, split, save; sequences and n-step parts."""
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Literal, final, overload
 
@@ -19,15 +20,8 @@ from marl_collect.files.urls import local_folder
 from marl_collect.storage.columns import DONE, Column, flat_rows
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.frames import (
-    Frames,
-    Transitions,
-    draw,
-    item_numbers,
-    ranges,
-    starts,
-)
-from marl_collect.storage.loading import Loadable
+from marl_collect.storage.frames import Transitions, draw, ranges, starts
+from marl_collect.storage.loading import Items, Loadable, item_numbers
 from marl_collect.storage.writer import Writer
 
 _Chosen = NDArray[np.int64] | slice
@@ -49,7 +43,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
         runs: of the dataset, by number.
     """
 
-    def __init__(self, frames: Frames, rows: NDArray[Any]) -> None:
+    def __init__(self, frames: Transitions, rows: NDArray[Any]) -> None:
         # Rows of ``Cache.episodes``.
         self._frames, self._rows, self.name = frames, rows, frames.name
         self.description: DatasetDescription = frames.description
@@ -158,7 +152,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
     @property
     def transitions(self) -> Transitions:
         """The frames of these episodes."""
-        return Transitions(self._frames, self._numbers(slice(None)))
+        return replace(self._frames, chosen=self._numbers(slice(None)))
 
     def select(self, *keys: str | Key) -> "Trajectories":
         """Return the same episodes with these keys, and those below them, only.
@@ -232,8 +226,11 @@ class Trajectories(Sequence[TensorDict], Loadable):
 
     def sequences(
         self, length: int, *, stride: int | None = None, burn_in: int = 0
-    ) -> "Sequences":
-        """Cut the episodes into pieces of ``length`` frames.
+    ) -> Items:
+        """Cut the episodes into pieces of ``length`` frames, for recurrent networks.
+
+        Every frame is in a piece. The last piece of an episode is padded with zeros
+        behind its frames; ``("collector", "mask")`` says which frames are valid.
 
         Args:
             length: frames of a piece.
@@ -248,10 +245,29 @@ class Trajectories(Sequence[TensorDict], Loadable):
             ValueError: if the numbers do not fit.
         """
         stride = length if stride is None else stride
-        return Sequences(self._frames, self._rows, length, stride, burn_in)
+        if length < 1:
+            raise ValueError(f"length must be at least 1, but is {length}.")
+        if not 1 <= stride <= length:
+            raise ValueError(
+                f"stride must be between 1 and length={length}, but is {stride}: "
+                "every frame is in a piece."
+            )
+        if burn_in < 0:
+            raise ValueError(f"burn_in must be at least 0, but is {burn_in}.")
+        # The last piece of an episode is the first one that reaches its end.
+        counts = 1 + -(-np.maximum(self.lengths - length, 0) // stride)
+        read = partial(self._pieces, starts(counts), length, stride, burn_in)
+        name = f"sequences of {burn_in + length} frames of {self!r}"
+        return Items(name, int(counts.sum()), read)
 
-    def n_step(self, n: int, *, gamma: float = 0.99) -> "NSteps":
-        """Return transitions over ``n`` frames, for n-step returns.
+    def n_step(self, n: int, *, gamma: float = 0.99) -> Items:
+        """Return transitions over ``n`` frames, one that begins at each frame.
+
+        Keys at the root are those of the first frame, keys under ``next`` those of the
+        last one, and rewards are the discounted sum in between.
+        ``"steps_to_next_obs"`` ``[1]`` is the number of frames, and ``"gamma"`` ``[1]``
+        the discount of the value of the next observation, ``gamma **
+        steps_to_next_obs``; the names are those of TorchRL's ``MultiStep``.
 
         Args:
             n: frames from an observation to the next one; fewer at the end of an
@@ -262,7 +278,15 @@ class Trajectories(Sequence[TensorDict], Loadable):
             ValueError: if ``n`` is less than 1, ``gamma`` is not between 0 and 1, or no
                 reward is selected.
         """
-        return NSteps(self._frames, self._rows, n, gamma)
+        if n < 1:
+            raise ValueError(f"n must be at least 1, but is {n}.")
+        if not 0 <= gamma <= 1:
+            raise ValueError(f"gamma must be between 0 and 1, but is {gamma}.")
+        if not any(column.is_reward for column in self.keys):
+            raise ValueError("No reward is selected: add its key to select().")
+        read = partial(self._n_steps, n, gamma)
+        name = f"transitions over {n} frames of {self!r}"
+        return Items(name, int(self.lengths.sum()), read)
 
     def save(self, path: str | Path) -> None:
         """Write these episodes, with the selected keys, as a dataset.
@@ -327,117 +351,51 @@ class Trajectories(Sequence[TensorDict], Loadable):
         first, lengths = self._rows["first"][chosen], self._rows["length"][chosen]
         return self._frames.padded(first, lengths, int(lengths.max(initial=0)))
 
+    def _parts(
+        self, first: NDArray[np.int64], items: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return the episode of each item, and the number of the item in it.
 
-@final
-class Sequences(Loadable):
-    """Pieces of episodes with the same number of frames, for recurrent networks.
+        ``first`` has the number of each episode's first item.
+        """
+        episode = np.searchsorted(first, items, side="right") - 1
+        return self._rows[episode], items - first[episode]
 
-    A piece is ``[burn_in + length]``, several are ``[n, burn_in + length]``. Every
-    frame of an episode is in a piece. The last piece is padded with zeros behind its
-    frames, and pieces with ``burn_in`` in front of them; ``("collector", "mask")`` says
-    which frames are valid.
-    """
-
-    def __init__(
+    def _pieces(
         self,
-        frames: Frames,
-        episodes: NDArray[Any],
+        first: NDArray[np.int64],
         length: int,
         stride: int,
         burn_in: int,
-    ) -> None:
-        if length < 1:
-            raise ValueError(f"length must be at least 1, but is {length}.")
-        if not 1 <= stride <= length:
-            raise ValueError(
-                f"stride must be between 1 and length={length}, but is {stride}: "
-                "every frame is in a piece."
-            )
-        if burn_in < 0:
-            raise ValueError(f"burn_in must be at least 0, but is {burn_in}.")
-        self._frames, self._episodes = frames, episodes
-        self._length, self._stride, self._burn_in = length, stride, burn_in
-        beyond_first = np.maximum(episodes["length"] - length, 0)
-        # The last piece of an episode is the first one that reaches its end.
-        self._pieces = starts(1 + -(-beyond_first // stride))
+        items: NDArray[np.int64],
+    ) -> TensorDict:
+        rows, piece = self._parts(first, items)
+        offset = stride * piece
+        begin = np.maximum(offset - burn_in, 0)
+        end = np.minimum(rows["length"], offset + length)
+        padding = np.maximum(burn_in - offset, 0)
+        return self._frames.padded(
+            rows["first"] + begin, end - begin, burn_in + length, padding
+        )
 
-    def __len__(self) -> int:
-        return int(self._pieces[-1])
-
-    def __getitem__(self, index: int) -> TensorDict:
-        return self.__getitems__([operator.index(index)])[0]
-
-    def __iter__(self) -> Iterator[TensorDict]:
-        return (self[i] for i in range(len(self)))
-
-    def __getitems__(self, indices: Sequence[int]) -> TensorDict:
-        items = item_numbers(indices, len(self), "piece")
-        episode = np.searchsorted(self._pieces, items, side="right") - 1
-        rows = self._episodes[episode]
-        offset = self._stride * (items - self._pieces[episode])
-        begin = np.maximum(offset - self._burn_in, 0)
-        end = np.minimum(rows["length"], offset + self._length)
-        padding = np.maximum(self._burn_in - offset, 0)
-        width = self._burn_in + self._length
-        return self._frames.padded(rows["first"] + begin, end - begin, width, padding)
-
-    def __repr__(self) -> str:
-        width = self._burn_in + self._length
-        return f"Sequences({self._frames.name!r}, {len(self)} of {width} frames)"
-
-
-@final
-class NSteps(Loadable):
-    """Transitions over several frames of an episode, one that begins at each frame.
-
-    Several are ``[n]``. Keys at the root are those of the first frame, keys under
-    ``next`` those of the last one, and rewards are the discounted sum in between.
-    ``"steps_to_next_obs"`` ``[n, 1]`` is the number of frames, and ``"gamma"`` ``[n,
-    1]`` the discount of the value of the next observation, ``gamma **
-    steps_to_next_obs``; the names are those of TorchRL's ``MultiStep``.
-    """
-
-    def __init__(
-        self, frames: Frames, episodes: NDArray[Any], n: int, gamma: float
-    ) -> None:
-        if n < 1:
-            raise ValueError(f"n must be at least 1, but is {n}.")
-        if not 0 <= gamma <= 1:
-            raise ValueError(f"gamma must be between 0 and 1, but is {gamma}.")
-        root = [column.key for column in frames.keys if not column.root]
-        after = [column.key for column in frames.keys if column.root]
-        rewards = [column.key for column in frames.keys if column.is_reward]
-        if not rewards:
-            raise ValueError("No reward is selected: add its key to select().")
-        self._frames, self._n, self._gamma = frames, n, gamma
-        self._root, self._after = frames.select(*root), frames.select(*after)
-        self._rewards = frames.select(*rewards)
-        self._episodes, self._starts = episodes, starts(episodes["length"])
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def __getitems__(self, indices: Sequence[int]) -> TensorDict:
-        items = item_numbers(indices, len(self), "frame")
-        episode = np.searchsorted(self._starts, items, side="right") - 1
-        rows = self._episodes[episode]
-        offset = items - self._starts[episode]
-        steps = np.minimum(self._n, rows["length"] - offset)
+    def _n_steps(self, n: int, gamma: float, items: NDArray[np.int64]) -> TensorDict:
+        rows, offset = self._parts(starts(self.lengths), items)
+        steps = np.minimum(n, rows["length"] - offset)
         between = self._frames.numbers(rows["first"] + offset, steps)
         item_starts = starts(steps)
-        tensors = self._root.read(between[item_starts[:-1]])
-        tensors |= self._after.read(between[item_starts[1:] - 1])
+        after = [column for column in self.keys if column.root]
+        root = [column for column in self.keys if not column.root]
+        rewards = [column for column in after if column.is_reward]
+        tensors = self._frames.read(between[item_starts[:-1]], root)
+        tensors |= self._frames.read(between[item_starts[1:] - 1], after)
         item = torch.from_numpy(np.repeat(np.arange(len(steps)), steps))
         power = torch.from_numpy(ranges(np.zeros_like(steps), steps))
-        discount = self._gamma ** power.double()
-        for key, values in self._rewards.read(between).items():
+        discount = gamma ** power.double()
+        for key, values in self._frames.read(between, rewards).items():
             weighted = values * discount.view(-1, *[1] * (values.ndim - 1))
             total = weighted.new_zeros(tensors[key].shape)
             tensors[key] = total.index_add_(0, item, weighted).to(values.dtype)
         count = torch.from_numpy(steps).view(-1, 1)
         tensors["steps_to_next_obs",] = count
-        tensors["gamma",] = (self._gamma ** count.double()).float()
+        tensors["gamma",] = (gamma ** count.double()).float()
         return self._frames.nested(tensors, [len(steps)], time=False)
-
-    def __repr__(self) -> str:
-        return f"NSteps({self._frames.name!r}, {len(self)} frames, n={self._n})"

@@ -78,8 +78,10 @@ def test_frames_are_read_in_any_order_as_copies(recording: Any, tmp_path: Path) 
         read.zero_()
         assert (transitions[index] == expected).all()
     assert transitions[[]].shape == transitions[~mask & mask].shape == (0,)
-    # The maps must not prevent pickling, nor our class loading.
-    assert (pickle.loads(pickle.dumps(transitions))[:] == flat).all()
+    # The maps must not prevent pickling, nor be copied; nor our class loading.
+    pickled = pickle.dumps(transitions)
+    assert len(pickled) < 20_000 < recording.dataset.nbytes
+    assert (pickle.loads(pickled)[:] == flat).all()
     transitions[:4].memmap(tmp_path / "frames")
     assert (TensorDict.load_memmap(tmp_path / "frames") == flat[:4]).all()
     for number in (600, -601, [0, 600]):

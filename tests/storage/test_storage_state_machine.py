@@ -249,7 +249,7 @@ class Folder(RuleBasedStateMachine):
         episodes = self.episodes()
         for reader in (dataset, fresh):
             assert len(reader.trajectories) == len(episodes)
-        runs = list(dataset.frames.cache.state.runs)
+        runs = list(dataset.transitions.cache.state.runs)
         for i, data in enumerate(dataset.trajectories):
             frames = flat_frames(data)
             run = runs[dataset.trajectories.run_numbers[i]]
