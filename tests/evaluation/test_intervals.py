@@ -1,4 +1,5 @@
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,3 +76,35 @@ def test_the_rank_sum_test_equals_an_enumeration() -> None:
         actual = rank_sum_p(scores[: sizes[0]], scores[sizes[0] :])
         assert actual == pytest.approx(expected)
     assert rank_sum_p([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]) == pytest.approx(2 / 252)
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (3, 6), (5, 5), (7, 7)])
+@pytest.mark.parametrize("digits", [1, 15])
+def test_the_rank_sum_test_equals_scipys_over_all_permutations(
+    sizes: tuple[int, int], digits: int
+) -> None:
+    """One digit has ties. Scipy's takes seconds for ten scores each."""
+    stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(0)
+    one, two = (rng.normal(size=size).round(digits) for size in sizes)
+    every = stats.PermutationMethod(n_resamples=np.inf)
+    expected = stats.mannwhitneyu(one, two + 0.5, method=every).pvalue
+    assert rank_sum_p(one, two + 0.5) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("estimate", [interquartile_mean, np.mean])
+@pytest.mark.parametrize("sizes", [(5,), (10,), (3, 6)])
+def test_intervals_equal_scipys_up_to_chance(sizes: Any, estimate: Any) -> None:
+    """Scipy's bootstrap refuses a stratum of one score, which has an interval here."""
+    stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(0)
+    strata = [rng.normal(size=size) for size in sizes]
+
+    def joined(*samples: Any, axis: int = -1) -> Any:
+        return estimate(np.concatenate(samples, axis), axis=axis)
+
+    low, high = stats.bootstrap(
+        strata, joined, n_resamples=20_000, method="percentile", rng=1
+    ).confidence_interval
+    interval = bootstrap(strata, estimate=estimate, repetitions=20_000)
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=0.03)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from marl_collect.errors import MissingPackageError
 from marl_collect.evaluation import CrossPlay
-from marl_collect.evaluation.intervals import bootstrap
+from marl_collect.evaluation.intervals import Interval, bootstrap, interquartile_mean
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.plots import curves
 from marl_collect.training.report import conclusion, markdown, rich_tables
@@ -62,6 +62,42 @@ def test_setups_that_act_at_random_are_rarely_said_to_exceed_it(seeds: int) -> N
         text = conclusion([scored("a", *rng.normal(size=seeds))], random)
         n_claims += "Not shown to exceed random actions: a." not in text
     assert n_claims <= 0.05 * 400
+
+
+def drawn(setup: str, scores: Any) -> Any:
+    """Return a setup without intervals, which take most of the time of a simulation."""
+    value = interquartile_mean(scores)
+    returns = {(TEAM, BEST_WEIGHTS): Interval(value, float("nan"), float("nan"))}
+    return SimpleNamespace(setup=setup, returns=returns, scores=list(scores))
+
+
+@pytest.mark.parametrize("n_setups", [2, 3])
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+@pytest.mark.parametrize("kind", ["normal", "ties", "outliers"])
+def test_equal_setups_are_rarely_said_to_differ(
+    kind: str, seeds: int, n_setups: int
+) -> None:
+    rng = np.random.default_rng(0)
+    draw = {
+        "normal": rng.standard_normal,
+        "ties": lambda size: rng.integers(0, 3, size).astype(float),
+        "outliers": rng.standard_cauchy,
+    }[kind]
+    n_claims = 0
+    for _ in range(400):
+        setups = [drawn(name, draw(seeds)) for name in "abc"[:n_setups]]
+        n_claims += "Shown to be lower" in conclusion(setups, None)
+    assert n_claims <= 0.05 * 400
+    if seeds < 5:
+        assert n_claims == 0
+
+
+@pytest.mark.parametrize("seeds", [5, 10])
+def test_setups_that_are_far_apart_are_said_to_differ(seeds: int) -> None:
+    rng = np.random.default_rng(0)
+    means = {"low": 0.0, "high": 10.0}
+    setups = [drawn(name, rng.normal(mean, 1, seeds)) for name, mean in means.items()]
+    assert "Shown to be lower (p < 0.05): low." in conclusion(setups, None)
 
 
 def test_setups_that_exceed_random_actions_are_told_with_five_seeds() -> None:
