@@ -67,9 +67,8 @@ class ParallelDriver:
         rows.begin(self._agents, act=True)
         self._plan = self._actions.plan(self._agents)
         rows.write_observations(observations)
-        if rows.has_infos or rows.watches_infos:
-            rows.write_infos(infos)
-            rows.write_action_masks(infos, self._agents)
+        if rows.takes_infos:
+            rows.take_infos(infos, self._agents)
         if rows.wants_state:
             rows.write_state(self._env.state)
 
@@ -77,7 +76,8 @@ class ParallelDriver:
         """Step with the row's actions."""
         rows = self._rows
         env = self._env
-        rows.begin_frame()
+        if rows.leaving or rows.has_limit:
+            rows.begin_frame()
         self._acted = actions = self._actions.read(self._plan)
         self._returned = returned = env.step(actions)
         present = env.agents
@@ -102,11 +102,8 @@ class ParallelDriver:
             rows.join_new(present, terminations, truncations, act=True)
         rows.write_observations(observations)
         rows.rewards.write(rewards, rows.absent)
-        if rows.has_infos:
-            rows.write_infos(infos)
-            rows.write_action_masks(infos, present)
-        elif rows.watches_infos:
-            rows.refuse_masks(infos, present)
+        if rows.takes_infos:
+            rows.take_infos(infos, present)
         if changed:
             self._change(present, terminations, truncations)
         if rows.wants_state:
@@ -217,7 +214,8 @@ class AECDriver:
         """Step with the action of the agent whose turn it is."""
         rows = self._rows
         env = self._env
-        rows.begin_frame()
+        if rows.leaving or rows.has_limit:
+            rows.begin_frame()
         agent = self._agent
         env.step(self._actions.read(self._plan)[agent])
         self._read()
@@ -373,7 +371,7 @@ class AECDriver:
                 "another agent has acted."
             )
         self._rows.write_observations({agent: self._env.observe(agent)})
-        if self._rows.has_infos or self._rows.watches_infos:
+        if self._rows.takes_infos:
             self._rows.write_action_masks(self._env.infos, [agent])
         self._rows.select(agent, acts=True)
         self._plan = self._actions.plan([agent])

@@ -55,10 +55,12 @@ class Rows:
         dead: agents that earlier steps ended.
         absent: agents whose rows are zeros: the dead agents and those that have not
             joined yet.
-        at_limit: whether this frame is the one of the description's ``time_limit``.
+        has_limit: whether the description has a ``time_limit``.
+        at_limit: whether this frame is the one of the ``time_limit``.
         rewards: writes rewards.
         has_infos: whether infos, or action masks from them, are written.
-        watches_infos: whether infos are only searched for masks that would be ignored.
+        takes_infos: whether infos are written, or searched for masks that would be
+            ignored.
         wants_state: whether the state is written.
     """
 
@@ -120,11 +122,12 @@ class Rows:
         }
         self._watch_masks = watch_masks
         self.has_infos = bool(self._infos or self._info_masks)
-        self.watches_infos = bool(self._unmasked) and not self.has_infos
+        self.takes_infos = self.has_infos or bool(self._unmasked)
         self._writers: Mapping[Any, Writer] = {
             spec.agent: self._writer(spec) for spec in self._specs.values()
         }
         self._time_limit = description.time_limit
+        self.has_limit = self._time_limit is not None
         self._frames = 0
         self.at_limit = False
         self._state = row.get(("state",))
@@ -167,7 +170,10 @@ class Rows:
         self.came_back.clear()
 
     def begin_frame(self) -> None:
-        """Zero the rows of agents that ended, and count the frame for a time limit."""
+        """Zero the rows of agents that ended, and count the frame for a time limit.
+
+        Without either, this need not be called.
+        """
         for agent in self.leaving:
             spec = self._specs[agent]
             for key, array in self._row.items():
@@ -382,14 +388,17 @@ class Rows:
             elif mask is not None and agent in self._unmasked:
                 raise ignored_mask(agent, "info")
 
-    def refuse_masks(self, infos: Mapping[Any, Any], agents: Any) -> None:
-        """Raise the error of ``write_action_masks``, if nothing else is read."""
-        try:
-            told = any(infos.values())  # Most environments return empty infos.
-        except ValueError:  # An array is neither true nor false.
-            told = True
-        if told:
-            self.write_action_masks(infos, agents)
+    def take_infos(self, infos: Mapping[Any, Any], agents: Any) -> None:
+        """Write the infos of a step and its action masks, those of ``agents``."""
+        if self.has_infos:
+            self.write_infos(infos)
+        else:
+            try:
+                if not any(infos.values()):  # Most environments return empty infos.
+                    return
+            except ValueError:  # An array is neither true nor false.
+                pass
+        self.write_action_masks(infos, agents)
 
     @property
     def is_over(self) -> bool:
