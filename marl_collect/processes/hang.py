@@ -5,12 +5,19 @@ is summed over checks, and the interval between two checks counts for at most a 
 of the limit. So pauses of the trainer and a Ctrl-Z of the whole job do not look like a
 hang. A worker without progress over several checks is found even if the trainer always
 has other data to read.
+
+Without a limit a busy worker may take any time. One that a signal has stopped is not
+busy, and would be waited for without end.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from marl_collect.processes.status_board import MESSAGES_READ, PHASE, Phase, StatusBoard
+
+STOPPED_SECONDS: Final = 60.0
+"""Limit of a worker that has none, while it is stopped."""
 
 _STARTING = (Phase.START, Phase.CREATE)
 
@@ -18,9 +25,23 @@ _STARTING = (Phase.START, Phase.CREATE)
 class HangWatch:
     """A stopwatch per worker that runs while the worker is expected to progress."""
 
-    def __init__(self, status_board: StatusBoard, start_timeout: float | None) -> None:
+    def __init__(
+        self,
+        status_board: StatusBoard,
+        start_timeout: float | None,
+        is_stopped: Callable[[int], bool],
+    ) -> None:
+        """Watch the workers of a status board.
+
+        Args:
+            status_board: the workers' progress.
+            start_timeout: allowed seconds without progress during the start; None for
+                no limit.
+            is_stopped: returns whether a signal has stopped a worker.
+        """
         self._status_board = status_board
         self._start_timeout = start_timeout
+        self._is_stopped = is_stopped
         self._clocks = [self._new_clock(i) for i in range(len(status_board.lines))]
 
     def restart(self, worker: int) -> None:
@@ -35,7 +56,8 @@ class HangWatch:
         Args:
             sent: number of messages sent to each worker that is checked. A worker that
                 has not read them all is expected to progress even if it is idle.
-            timeout: allowed seconds without progress; None for no limit.
+            timeout: allowed seconds without progress; None for no limit, but
+                ``STOPPED_SECONDS`` for a worker that is stopped.
         """
         now, pause = time.monotonic(), self.pause(timeout)
         for worker, messages in sent.items():
@@ -45,12 +67,12 @@ class HangWatch:
             cells = self._status_board.lines[worker].cells.tolist()
             limit = self._start_timeout if cells[PHASE] in _STARTING else timeout
             idle = cells[PHASE] == Phase.IDLE and cells[MESSAGES_READ] >= messages
-            if idle or limit is None or cells != before:
-                quiet = 0.0
-            else:
-                quiet += min(now - checked, limit / 4)
+            same = not idle and cells == before
+            if limit is None and same and self._is_stopped(worker):
+                limit = STOPPED_SECONDS
+            quiet = quiet + min(now - checked, limit / 4) if same and limit else 0.0
             self._clocks[worker] = cells, now, quiet
-            if not idle and limit is not None and quiet >= limit:
+            if limit and quiet >= limit:
                 return worker, limit
         return None
 

@@ -272,6 +272,20 @@ def folder_of(pid: int) -> Path | None:
     return None
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal, such as SIGSTOP, has stopped a process; see proc(5).
+
+    False where /proc does not tell.
+    """
+    folder = folder_of(pid)
+    with contextlib.suppress(OSError):
+        if folder is not None:
+            # The name, in brackets, may contain anything.
+            state = (folder / "stat").read_text(errors="replace").rpartition(") ")[2]
+            return state.startswith("T")
+    return False
+
+
 _told: Final = set[str]()
 
 

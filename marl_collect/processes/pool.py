@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, Final, NoReturn, Self, final
 
 from marl_collect.errors import ClosedError, WorkerError
-from marl_collect.processes import cleanup, import_guard, standard_streams
+from marl_collect.processes import cleanup, import_guard, linux, standard_streams
 from marl_collect.processes.closing import (
     CLOSE_SECONDS,
     ERROR_CLOSE_SECONDS,
@@ -73,7 +73,7 @@ class WorkerPool:
         preload: modules that the fork server imports before it forks. They must
             not start threads. Ignored in forked workers.
         timeout: seconds that a busy worker may go without progress on the
-            status board; None for no limit.
+            status board; None for no limit, unless a signal stops the worker.
         start_timeout: the same while workers start and build environments; None for no
             limit.
         num_threads: value of thread variables such as ``OMP_NUM_THREADS`` in the
@@ -145,7 +145,11 @@ class WorkerPool:
                     raise SystemExit from None  # The servers were ended before.
                 raise
             self._release = undo.pop_all()
-        self._watch = HangWatch(self.status_board, start_timeout)
+        self._watch = HangWatch(
+            self.status_board,
+            start_timeout,
+            lambda worker: linux.is_stopped(self._handles[worker].pid),
+        )
         self._closed = False
         cleanup.register(self)
         if cleanup.ends_with_the_process(threading.current_thread()):
@@ -328,11 +332,15 @@ class WorkerPool:
 
     def _give_up(self, worker: int, seconds: float) -> WorkerError:
         """Kill a worker that hangs, and return the error to raise."""
-        return self._handles[worker].give_up(
-            f"hung {seconds:g} s",
-            "it made no progress and was killed; its Python stack is on stderr. "
-            "Increase timeout= (start_timeout= for the start) if it needs longer",
-        )
+        handle = self._handles[worker]
+        if linux.is_stopped(handle.pid):
+            detail = "a signal, such as SIGSTOP, had stopped it; it was killed"
+        else:
+            detail = (
+                "it made no progress and was killed; its Python stack is on stderr. "
+                "Increase timeout= (start_timeout= for the start) if it needs longer"
+            )
+        return handle.give_up(f"hung {seconds:g} s", detail)
 
     # State
 

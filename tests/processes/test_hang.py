@@ -33,6 +33,11 @@ def status_board() -> Iterator[StatusBoard]:
     status_board.close()
 
 
+def goes_on(worker: int) -> bool:
+    del worker
+    return False
+
+
 def look(
     watch: HangWatch, clock: Clock, seconds: float, sent: int = 0
 ) -> tuple[int, float] | None:
@@ -48,7 +53,7 @@ def look(
 def test_a_working_worker_without_progress_hangs(
     status_board: StatusBoard, clock: Clock
 ) -> None:
-    watch = HangWatch(status_board, 50.0)
+    watch = HangWatch(status_board, 50.0, goes_on)
     status_board.lines[0].enter(Phase.STEP)
     assert look(watch, clock, 10) is None
     assert look(watch, clock, 2) == (0, 10.0)
@@ -57,7 +62,7 @@ def test_a_working_worker_without_progress_hangs(
 def test_any_progress_restarts_the_time_limit(
     status_board: StatusBoard, clock: Clock
 ) -> None:
-    watch = HangWatch(status_board, 50.0)
+    watch = HangWatch(status_board, 50.0, goes_on)
     status_board.lines[0].enter(Phase.STEP)
     for step in range(5):
         status_board.lines[0].cells[STEPS] = step + 1
@@ -67,7 +72,7 @@ def test_any_progress_restarts_the_time_limit(
 def test_an_idle_worker_does_not_hang_unless_it_leaves_messages_unread(
     status_board: StatusBoard, clock: Clock
 ) -> None:
-    watch = HangWatch(status_board, 50.0)
+    watch = HangWatch(status_board, 50.0, goes_on)
     status_board.lines[0].enter(Phase.IDLE)
     assert look(watch, clock, 100) is None
     assert look(watch, clock, 12, sent=1) == (0, 10.0)
@@ -80,24 +85,50 @@ def test_an_idle_worker_does_not_hang_unless_it_leaves_messages_unread(
 def test_the_start_has_its_own_limit(
     status_board: StatusBoard, clock: Clock, phase: Phase
 ) -> None:
-    watch = HangWatch(status_board, 50.0)
+    watch = HangWatch(status_board, 50.0, goes_on)
     status_board.lines[0].enter(phase)
     assert look(watch, clock, 49) is None
     assert look(watch, clock, 3) == (0, 50.0)
 
 
 def test_no_limit_means_never(status_board: StatusBoard, clock: Clock) -> None:
-    watch = HangWatch(status_board, None)
+    watch = HangWatch(status_board, None, goes_on)
     assert look(watch, clock, 100) is None
     status_board.lines[0].enter(Phase.STEP)
     clock.now += 1000
     assert watch.find({0: 0}, None) is None
 
 
+def test_without_a_limit_only_a_worker_that_is_stopped_hangs(
+    status_board: StatusBoard, clock: Clock
+) -> None:
+    stopped = {0}
+    watch = HangWatch(status_board, None, stopped.__contains__)
+
+    def look_for(seconds: int) -> tuple[int, float] | None:
+        hung = None
+        for _ in range(seconds):
+            clock.now += 1
+            hung = hung or watch.find({0: 0, 1: 0}, None)
+        return hung
+
+    for line in status_board.lines[:2]:
+        line.enter(Phase.IDLE)
+    assert look_for(200) is None
+    for line in status_board.lines[:2]:
+        line.enter(Phase.STEP)
+    assert look_for(55) is None
+    stopped.clear()  # SIGCONT; a long step follows.
+    assert look_for(200) is None
+    stopped.add(0)
+    assert look_for(55) is None
+    assert look_for(10) == (0, 60.0)
+
+
 def test_a_long_pause_between_two_checks_is_not_a_hang(
     status_board: StatusBoard, clock: Clock
 ) -> None:
-    watch = HangWatch(status_board, 50.0)
+    watch = HangWatch(status_board, 50.0, goes_on)
     status_board.lines[0].enter(Phase.STEP)
     assert look(watch, clock, 1) is None
     clock.now += 10_000  # Ctrl-Z, then fg; or a learner at work.
@@ -109,7 +140,7 @@ def test_a_long_pause_between_two_checks_is_not_a_hang(
 def test_frequent_checks_still_reach_the_limit(
     status_board: StatusBoard, clock: Clock
 ) -> None:
-    watch = HangWatch(status_board, 50.0)
+    watch = HangWatch(status_board, 50.0, goes_on)
     status_board.lines[0].enter(Phase.STEP)
     hung = None
     for _ in range(2_000):
@@ -121,13 +152,13 @@ def test_frequent_checks_still_reach_the_limit(
 def test_progress_of_other_workers_does_not_count(
     status_board: StatusBoard, clock: Clock
 ) -> None:
-    watch = HangWatch(status_board, 50.0)
+    watch = HangWatch(status_board, 50.0, goes_on)
     status_board.lines[0].enter(Phase.IDLE)
     status_board.lines[1].enter(Phase.STEP)
     assert look(watch, clock, 100) is None
 
 
 def test_checks_are_frequent_enough_for_the_limit(status_board: StatusBoard) -> None:
-    assert HangWatch(status_board, 50.0).pause(300.0) == 1.0
-    assert HangWatch(status_board, 50.0).pause(0.5) == pytest.approx(0.05)
-    assert HangWatch(status_board, None).pause(None) == 1.0
+    assert HangWatch(status_board, 50.0, goes_on).pause(300.0) == 1.0
+    assert HangWatch(status_board, 50.0, goes_on).pause(0.5) == pytest.approx(0.05)
+    assert HangWatch(status_board, None, goes_on).pause(None) == 1.0

@@ -216,6 +216,21 @@ def test_workers_that_hang_while_a_large_message_is_sent_are_given_up_after_one_
         assert pool.receive([2]) == (2, len(large))
 
 
+@pytest.mark.parametrize("large", [False, True], ids=["receive", "send"])
+def test_a_stopped_worker_is_given_up_where_there_is_no_limit(
+    clock: Clock, *, large: bool
+) -> None:
+    content = bytes(5_000_000 * large)
+    with WorkerPool(obey, [0], timeout=None) as pool:
+        be_up(pool)
+        suspend(pool.pids[0])
+        clock.runs_when = lambda: clock.quiet == {0}
+        pool.send(0, lambda worker, argument: len(content))
+        with pytest.raises(WorkerError, match="hung 60 s .*SIGSTOP"):
+            pool.receive()
+        assert exit_codes(pool) == (-signal.SIGABRT,)
+
+
 def test_sending_to_a_dead_worker_is_reported_by_receive(pool: WorkerPool) -> None:
     be_up(pool)
     os.kill(pool.pids[0], signal.SIGKILL)
