@@ -93,33 +93,24 @@ def test_n_step_transitions_equal_a_loop_over_episodes(
         steps.__getitems__([number])
 
 
-def test_moments_are_those_of_all_frames_and_agents(
+def test_normalised_items_have_the_moments_0_and_1(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Moments are over all frames and agents, whatever parts they are read in."""
     monkeypatch.setattr("marl_collect.storage.frames._PART", 100)
-    frames = dataset.trajectories.transitions
-    moments = frames.moments(PREY, "state")
-    all_frames = frames[:]
-    agents = all_frames["prey", "observation"].double().flatten(0, 1)
-    for key, values in ((PREY, agents), (("state",), all_frames["state"].double())):
-        std, mean = torch.std_mean(values, 0, correction=0)
-        torch.testing.assert_close(moments[key].mean, mean.float())
-        torch.testing.assert_close(moments[key].std, std.float())
-
-
-def test_normalised_items_have_mean_0_and_deviation_1(dataset: Dataset) -> None:
     frames = dataset.transitions
-    moments = frames.moments(PREY)
-    scaled, mean, std = frames.normalised(moments), *vars(moments[PREY]).values()
-    assert len(scaled) == len(frames)
-    (batch,) = scaled.loader(len(frames), shuffle=False)
-    assert batch[PREY].dtype == torch.float32
-    assert (std > 0).any()
-    for key in (PREY, ("next", *PREY)):
-        raw = frames[:][key]
-        expected = (raw - mean) / std.clamp(min=1e-6)
-        torch.testing.assert_close(batch[key], expected)
-    assert (batch["hunter", "observation"] == frames[:]["hunter", "observation"]).all()
+    moments, raw = frames.moments(PREY, "state"), frames[:]
+    (batch,) = frames.normalised(moments).loader(len(frames), shuffle=False)
+    for key, values in ((PREY, raw[PREY].flatten(0, 1)), (("state",), raw["state"])):
+        std, mean = torch.std_mean(values.double(), 0, correction=0)
+        assert (std > 0).any()
+        for name in (key, ("next", *key)):
+            expected = ((raw[name] - mean) / std.clamp(min=1e-6)).float()
+            torch.testing.assert_close(batch[name], expected)
+    assert (batch["hunter", "observation"] == raw["hunter", "observation"]).all()
+    chosen = dataset.trajectories[:3].transitions
+    mean = chosen[:]["state"].double().mean(0).float()
+    torch.testing.assert_close(chosen.moments("state")["state",].mean, mean)
     # Padding stays zero.
     sequences = dataset.trajectories.sequences(7, burn_in=2).normalised(moments)
     batch = sequences.__getitems__(list(range(len(sequences))))
