@@ -190,20 +190,6 @@ def test_an_export_that_stops_leaves_nothing(tmp_path: Path, store: Path) -> Non
     assert not list(store.iterdir())
 
 
-def test_a_link_in_place_of_the_hidden_folder_is_not_followed(
-    tmp_path: Path, store: Path
-) -> None:
-    dataset = record_here(tmp_path / "d", CountingEnv, episodes=1)
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    (precious / "notes").touch()
-    store.mkdir()
-    (store / ".x-v0.incomplete").symlink_to(precious)
-    export_minari(dataset, "x-v0")
-    assert [path.name for path in store.iterdir()] == ["x-v0"]
-    assert [path.name for path in precious.iterdir()] == ["notes"]
-
-
 def test_a_missing_package_is_named_with_its_extra(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

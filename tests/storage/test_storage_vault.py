@@ -1,7 +1,5 @@
 """Vaults of flashbax, written with tensorstore as flashbax does, become datasets."""
 
-import fcntl
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ pytest.importorskip("tensorstore", reason="needs the extra vault")
 import tensorstore as ts
 import torch
 from gymnasium import spaces
-from support.scripts import run_python
 from support.vaults import N, make_arrays, open_array, write_vault
 
 from marl_collect.storage import import_vault, vault
@@ -269,28 +266,6 @@ def test_an_import_that_stops_leaves_nothing(
         import_vault(source, tmp_path / "new" / "d", progress=stop)
     assert reports == [(0, 5, []), (2, 5, [2]), (5, 5, [3])]
     assert set(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.processes
-def test_a_killed_import_leaves_no_dataset_and_can_be_repeated(
-    source: Path, tmp_path: Path
-) -> None:
-    code = (
-        "import os, sys; from marl_collect.storage import import_vault\n"
-        "kill = lambda done, *_: done and os.kill(os.getpid(), 9)\n"
-        "import_vault(sys.argv[1], sys.argv[2], progress=kill)"
-    )
-    target, hidden = tmp_path / "d", tmp_path / ".d.incomplete"
-    killed = run_python("-c", code, source, target)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert hidden.exists()
-    with (hidden / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # As an import that runs.
-        with pytest.raises(BlockingIOError, match="is being written to by another"):
-            import_vault(source, target)
-    assert not target.exists()
-    assert len(import_vault(source, target).trajectories) == 2
-    assert not hidden.exists()
 
 
 def test_a_missing_package_is_named_with_its_extra(
