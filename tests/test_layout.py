@@ -22,6 +22,7 @@ LAYERS = [
     {"buffers", "weights"},
     {"policies"},
     {"rollout", "parallel_env"},
+    {"devices"},
     {"collectors"},
     {
         "distributed",
@@ -41,7 +42,7 @@ LOOSE_MODULES = 3
 OUTSIDE_ENGINE = re.compile(r"marl_collect\.(envs|models|training)\b")
 COLLECTING = {
     *("core", "processes", "buffers", "weights", "policies", "rollout"),
-    *("parallel_env", "collectors", "distributed"),
+    *("parallel_env", "devices", "collectors", "distributed"),
 }
 """The rooms that collect data."""
 DO_WITHOUT = {

@@ -4,12 +4,10 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from marl_collect.core.batched import BatchedEnv, Step
@@ -60,8 +58,8 @@ class VmasEnv(BatchedEnv):
     The generator is seeded, with the seed of the first world that begins, whenever
     worlds begin. Equal seeds of a collector thus give equal data.
 
-    On a GPU, a frame is one copy of the actions of each group to the device, and one
-    copy of everything else to pinned memory.
+    With a ``device``, a ``Collector`` keeps its memory and its batches there. VMAS
+    waits for the device in many of its steps, and ``begin`` once more in each.
 
     Example:
         >>> from functools import partial
@@ -89,7 +87,8 @@ class VmasEnv(BatchedEnv):
             multidiscrete_actions: MultiDiscrete instead of Discrete actions.
             max_steps: frames after which an episode is truncated. VMAS has no default,
                 and most scenarios never terminate. None for no limit.
-            device: on which the worlds are computed; None means the CPU.
+            device: on which the worlds are computed, and between which and the memory
+                of a ``Collector`` nothing is copied. None means the CPU and arrays.
             group_map: group to agents; None groups by names and spaces.
             kwargs: arguments of the scenario, such as ``n_agents=4``.
 
@@ -114,7 +113,7 @@ class VmasEnv(BatchedEnv):
             raise ValueError(
                 f"device is {device}, but VmasEnv computes on 'cpu' or 'cuda'."
             )
-        self._pinned: dict[tuple[int, ...], Any] = {}
+        self._has_arrays = device is None
         # VMAS has one list of generator states for all environments of a process.
         self._generators: list[Any] = list(Environment.vmas_random_state)
         self._cuda_generator: Any = None
@@ -148,14 +147,21 @@ class VmasEnv(BatchedEnv):
         super().__init__(
             EnvDescription(scenario, groups, repeats=False, time_limit=max_steps),
             num_envs,
+            None if device is None else self._device,
         )
 
     @override
-    def begin(
-        self, which: NDArray[np.bool_] | None, seeds: NDArray[np.int64]
-    ) -> dict[str, Any]:
+    def begin(self, which: Any, seeds: Any) -> dict[str, Any] | None:
         import torch
 
+        due: torch.Tensor | None = None
+        if which is not None:
+            due = torch.from_numpy(which) if self._has_arrays else which
+            which = due.cpu().numpy()
+            if not which.any():
+                return None
+            if which.all():
+                which = None
         first = 0 if which is None else int(which.argmax())
         with self._random():
             together = self._masked and which is not None and which.sum() > FEW
@@ -164,43 +170,44 @@ class VmasEnv(BatchedEnv):
                 self._twin = self._make()
             self._seed(int(seeds[first]) % 2**32)  # numpy's generator takes 32 bits
             if which is None:
-                return self._by_group(self._arrays(self._env.reset()))
+                return self._by_group(self._env.reset())
             if together:
                 assert self._twin is not None
                 self._twin.reset(return_observations=False)
-                due = torch.from_numpy(which).to(self._device)
+                assert due is not None
                 renew(self._env, self._twin, due)
             else:
                 for world in np.flatnonzero(which).tolist():
                     # It would return the observations of all worlds.
                     self._env.reset_at(world, return_observations=False)
-            return self._by_group(self._arrays(self._observations()))
+            return self._by_group(self._observations())
 
     @override
-    def advance(self, actions: Mapping[str, NDArray[Any]]) -> Step:
+    def advance(self, actions: Mapping[str, Any]) -> Step:
         import torch
 
         agents: list[Any] = [None] * len(self._env.agents)
         for group, members in self._groups.items():
             # VMAS copies what it changes.
-            tensor = torch.from_numpy(actions[group]).to(self._device)
+            tensor = actions[group]
+            if self._has_arrays:
+                tensor = torch.from_numpy(tensor)
             if tensor.ndim == 2:
                 tensor = tensor[..., None]
             for row, agent in enumerate(members):
                 agents[agent] = tensor[:, row]
         with self._random():
             observations, rewards, done, _ = self._env.step(agents)
-            observations, rewards, done = self._arrays((observations, rewards, done))
-        # Scenarios return rewards of shape [K], but "wheel" returns [K, 1].
-        by_agent = [reward.reshape(self.worlds) for reward in rewards]
-        return Step(
-            self._by_group(observations),
-            {
-                group: np.stack([by_agent[agent] for agent in members], 1)
-                for group, members in self._groups.items()
-            },
-            done.astype(np.bool_, copy=False),
-        )
+            # Scenarios return rewards of shape [K], but "wheel" returns [K, 1].
+            by_agent = [reward.reshape(self.worlds) for reward in rewards]
+            return Step(
+                self._by_group(observations),
+                {
+                    group: self._stacked([by_agent[agent] for agent in members])
+                    for group, members in self._groups.items()
+                },
+                self._result(done.bool()),
+            )
 
     def _observations(self) -> Any:
         (observations,) = self._env.get_from_scenario(
@@ -208,29 +215,26 @@ class VmasEnv(BatchedEnv):
         )
         return observations
 
-    def _arrays(self, tree: Any) -> Any:
-        """Return the same lists and mappings, with arrays instead of tensors."""
-        import torch
-
-        tensors = list(_leaves(tree))
-        if self._device.type == "cpu":
-            return _with_leaves(tree, (tensor.numpy() for tensor in tensors))
-        flat = [tensor.reshape(self.worlds, -1).float() for tensor in tensors]
-        packed = torch.cat(flat, 1)
-        shape = tuple(packed.shape)  # That of a reset, or that of a step.
-        if shape not in self._pinned:
-            self._pinned[shape] = torch.empty(shape, pin_memory=True)
-        pinned = self._pinned[shape].copy_(packed)
-        ends = accumulate(columns.shape[1] for columns in flat)
-        parts = np.split(pinned.numpy(), list(ends)[:-1], 1)
-        shaped = zip(parts, tensors, strict=True)
-        return _with_leaves(tree, (part.reshape(t.shape) for part, t in shaped))
-
     def _by_group(self, observations: list[Any]) -> dict[str, Any]:
         return {
-            group: _stacked([observations[agent] for agent in members])
+            group: self._stacked([observations[agent] for agent in members])
             for group, members in self._groups.items()
         }
+
+    def _stacked(self, agents: list[Any]) -> Any:
+        """Return ``[K, n, ...]`` of what n agents have."""
+        if isinstance(agents[0], Mapping):
+            return {
+                key: self._stacked([seen[key] for seen in agents]) for key in agents[0]
+            }
+        if self._has_arrays:  # NumPy stacks faster than torch.
+            return np.stack([tensor.numpy() for tensor in agents], 1)
+        import torch
+
+        return torch.stack(agents, 1)
+
+    def _result(self, tensor: "torch.Tensor") -> Any:
+        return tensor.numpy() if self._has_arrays else tensor
 
     def _seed(self, seed: int) -> None:
         """Seed the generators of these worlds, as ``seed`` of VMAS does.
@@ -275,31 +279,6 @@ class VmasEnv(BatchedEnv):
             if on_gpu:
                 self._cuda_generator = torch.cuda.get_rng_state(self._device)
                 torch.cuda.set_rng_state(of_others, self._device)
-
-
-def _leaves(tree: Any) -> "Iterator[torch.Tensor]":
-    """Yield the tensors of nested lists, tuples and mappings."""
-    if isinstance(tree, Mapping | list | tuple):
-        for value in tree.values() if isinstance(tree, Mapping) else tree:
-            yield from _leaves(value)
-    else:
-        yield tree
-
-
-def _with_leaves(tree: Any, leaves: Iterator[Any]) -> Any:
-    """Return the same nested lists and mappings with other leaves, in their order."""
-    if isinstance(tree, Mapping):
-        return {key: _with_leaves(value, leaves) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_with_leaves(value, leaves) for value in tree]
-    return next(leaves)
-
-
-def _stacked(agents: list[Any]) -> Any:
-    """Return arrays ``[K, n, ...]`` of the arrays of n agents."""
-    if isinstance(agents[0], Mapping):
-        return {key: _stacked([seen[key] for seen in agents]) for key in agents[0]}
-    return np.stack(agents, 1)
 
 
 def _observed(seen: Any) -> _Space:

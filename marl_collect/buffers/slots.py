@@ -16,10 +16,11 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import Layout
 from marl_collect.core.description import Key
@@ -97,12 +98,7 @@ class Slots:
         self._begin_window()
         if not self._warned:
             self._warned = True
-            warn(
-                f"More than {self._prepared} batches are held at once. Each further "
-                f"one needs {readable(self.layout.nbytes)} more. This is fine if you "
-                "keep them on purpose; otherwise clone the data that you need and drop "
-                "the batches."
-            )
+            warn_of_held(self._prepared, self.layout.nbytes)
         return self._reserve()
 
     def give_back(self, slot: int) -> None:
@@ -114,6 +110,10 @@ class Slots:
         segment = self._segments[slot]
         assert segment is not None, f"slot {slot} was freed"
         return segment
+
+    def arrays(self, slot: int) -> dict[Key, NDArray[Any]]:
+        """Return an array ``[B, T, ...]`` per key on the memory of a slot."""
+        return self.layout.arrays(self.segment(slot).buffer)
 
     def hand_out(self, slot: int) -> dict[Key, torch.Tensor]:
         """Return a tensor ``[B, T, ...]`` per key on the slot's memory.
@@ -188,6 +188,15 @@ class Slots:
         purpose = f"A batch of {batch} environments x {frames} frames"
         new = Segment.create if self._shared else Segment.ordinary
         return new(self.layout.nbytes, purpose, _HINT)
+
+
+def warn_of_held(number: int, nbytes: int) -> None:
+    """Warn that more than ``number`` batches of this size are held."""
+    warn(
+        f"More than {number} batches are held at once. Each further one needs "
+        f"{readable(nbytes)} more. This is fine if you keep them on purpose; otherwise "
+        "clone the data that you need and drop the batches."
+    )
 
 
 _ALIVE: weakref.WeakValueDictionary[int, Slots] = weakref.WeakValueDictionary()

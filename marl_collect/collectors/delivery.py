@@ -58,11 +58,16 @@ class Delivery:
     """
 
     def __init__(self, options: CollectorOptions, description: EnvDescription) -> None:
-        """Prepare for these options."""
+        """Prepare for these options.
+
+        Attributes:
+            device: of filled slots.
+        """
         self._options = options
         self._description = description
         self._assembler = TrajectoryAssembler()
         self._memory: Arrays = {}
+        self.device = torch.device("cpu")
 
     def memory(self, layout: Layout) -> Arrays:
         """Return arrays ``[B, T, ...]`` for a batch, which ``batches`` then adds.
@@ -97,7 +102,9 @@ class Delivery:
         """
         batch, frames = layout.batch
         tensors = {
-            key: torch.from_numpy(np.zeros((batch, frames, *leaf.shape), leaf.dtype))
+            key: torch.from_numpy(
+                np.zeros((batch, frames, *leaf.shape), leaf.dtype)
+            ).to(self.device)
             for key, leaf in layout.fields.items()
         }
         filled = FilledSlot(tensors, [frames] * batch, [], sizes)
@@ -208,7 +215,10 @@ class Delivery:
     def _finish(self, batch: TensorDictBase, *, fresh: bool) -> Any:
         options = self._options
         device = options.store_on
-        if device is not None and (device.type != "cpu" or batch.device is not None):
+        # Trajectories were joined on the CPU.
+        here = torch.device("cpu") if fresh and not options.split_trajs else self.device
+        elsewhere = here.type != "cpu" or batch.device is not None
+        if device is not None and (device.type != "cpu" or elsewhere):
             batch = moved(batch, device)
             if device.type == "cuda" and not options.no_cuda_sync:
                 torch.cuda.synchronize(device)
@@ -236,10 +246,11 @@ def moved(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
     """Return ``batch`` on another device; its old memory may change afterwards.
 
     A batch on a slot's memory is moved in one copy. A copy to a GPU goes through pinned
-    memory and is not waited for. Other batches are copied key by key.
+    memory and is not waited for. Other batches, and those of a GPU, are copied key by
+    key.
 
     Args:
-        batch: on the CPU.
+        batch: on the CPU, or on the device of a simulator.
         device: the target.
     """
     values = batch.values(include_nested=True, leaves_only=True)
@@ -247,6 +258,8 @@ def moved(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
     leaves = [value for value in values if isinstance(value, torch.Tensor)]
     addresses = {leaf.untyped_storage().data_ptr() for leaf in leaves}
     on_gpu = device.type == "cuda"
+    if any(leaf.device.type != "cpu" for leaf in leaves):
+        return batch.to(device)
     if len(addresses) != 1:
         return batch.to(device, non_blocking=on_gpu)
     memory = leaves[0].untyped_storage()

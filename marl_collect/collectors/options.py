@@ -225,7 +225,9 @@ class WorkerOptions(ProcessOptions):
         Option(
             "device on which the policy acts, or a list of one per worker. If neither "
             "this nor `device` is given, workers act on the CPU, and `Collector` acts "
-            "on the module's device. Environments always run on the CPU"
+            "on the module's device. Environments run on the CPU, except for "
+            "[simulators on a device](environments.md#simulators-on-a-device), where "
+            "the policy of a `Collector` must be too"
         ),
     ] = None
     on_worker_failure: Annotated[

@@ -35,13 +35,17 @@ from marl_collect.core.factories import build, spread, warn_if_pinned
 from marl_collect.core.gradients import without_gradients
 from marl_collect.core.random_actions import is_random
 from marl_collect.core.seeding import draw_seed
+from marl_collect.core.signature import PolicySignature
+from marl_collect.devices.choose import make_resident_runner, with_device
+from marl_collect.devices.memory import DeviceSlots
+from marl_collect.devices.rollout import DeviceRollout
 from marl_collect.options import method, refuse
 from marl_collect.policies.choose import make_runner
 from marl_collect.processes import cleanup
-from marl_collect.rollout.alternating import make_rollout
+from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
 from marl_collect.rollout.env_calls import EnvCall
 from marl_collect.rollout.episodes import Plan
-from marl_collect.rollout.loop import ProgressReporter
+from marl_collect.rollout.loop import ProgressReporter, Rollout
 
 
 @final
@@ -60,6 +64,7 @@ class Collector(CollectorBase):
         source = OwnRollout(parsed)
         self._open(parsed, source)
         source.memory = self._delivery.memory
+        self._delivery.device = source.device
 
 
 @final
@@ -70,6 +75,7 @@ class OwnRollout:
 
         memory: returns arrays ``[B, T, ...]`` to fill instead of a slot, if there are
             any.
+        device: of the slots.
     """
 
     memory: Callable[[Layout], Mapping[Key, NDArray[Any]]]
@@ -136,23 +142,44 @@ class OwnRollout:
                 warn_if_uncopyable(module)
         acting = replace(options.acting(0), device=str(_home(module, options)))
         warn_if_pinned(self.description, size)
-        runners = [make_runner(module, part, acting) for part in parts]
         self._progress = ProgressReporter()
-        self._rollout = make_rollout(
-            parts,
-            runners,
-            plan,
-            self._progress,
-            check_actions=acting.check_actions,
-            curriculum=options.curriculum,
-            level=options.level,
-        )
-        fields = batch_fields(self.description, runners[0].signature, options.contents)
         frames = options.frames_of([size])[0]
-        layout = Layout.plan(fields, (size, frames))
-        # Of whole trajectories, only the first batch is in a slot.
-        count = 2 if options.trajs_per_batch is None else 1
-        self._slots = Slots(layout, count, shared=False)
+
+        def layout_for(signature: PolicySignature) -> Layout:
+            fields = batch_fields(self.description, signature, options.contents)
+            return Layout.plan(fields, (size, frames))
+
+        self._rollout: Rollout | AlternatingRollout
+        self._slots: Slots | DeviceSlots
+        self.device = torch.device("cpu")
+        simulator = with_device(self._engine)
+        if simulator is not None:
+            resident = make_resident_runner(module, simulator, acting, options)
+            on_device = DeviceRollout(
+                simulator,
+                resident,
+                plan,
+                self._progress,
+                random_frames=bool(options.init_random_frames),
+            )
+            layout = layout_for(resident.signature)
+            self.device = simulator.env.simulator_device or self.device
+            self._rollout, self._slots = on_device, on_device.slots(layout)
+        else:
+            runners = [make_runner(module, part, acting) for part in parts]
+            self._rollout = make_rollout(
+                parts,
+                runners,
+                plan,
+                self._progress,
+                check_actions=acting.check_actions,
+                curriculum=options.curriculum,
+                level=options.level,
+            )
+            layout = layout_for(runners[0].signature)
+            # Of whole trajectories, only the first batch is in a slot.
+            count = 2 if options.trajs_per_batch is None else 1
+            self._slots = Slots(layout, count, shared=False)
         self.shape: tuple[Layout, list[int]] | None = layout, self.sizes
         self.batch_frames = size * frames
         return TrainerPolicy(module, policy)
@@ -164,11 +191,14 @@ class OwnRollout:
 
     def fill(self, *, random: bool, delivered: int) -> FilledSlot:
         """Fill one slot; nothing is prefetched."""
-        slots, slot = self._slots, None
-        arrays = self.memory(slots.layout)
+        slots: Any = self._slots
+        slot: Any = None
+        arrays: Any = None
+        if isinstance(slots, Slots):
+            arrays = self.memory(slots.layout)
         if not arrays:
             slot = slots.acquire()
-            arrays = slots.layout.arrays(slots.segment(slot).buffer)
+            arrays = slots.arrays(slot)
         version = self.weights.version
         self.keeps_state = False
         started = time.perf_counter()

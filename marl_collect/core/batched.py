@@ -10,7 +10,7 @@ import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from gymnasium import spaces
@@ -29,6 +29,9 @@ from marl_collect.core.description import (
 )
 from marl_collect.core.env import TensorDictEnv
 from marl_collect.core.flags import Flags
+
+if TYPE_CHECKING:
+    import torch
 
 Array = NDArray[Any]
 Observations = Mapping[Any, Any]
@@ -80,6 +83,13 @@ class BatchedEnv(TensorDictEnv):
     ``(group, "mask")``, ``[K, n]``, if living agents may have to wait. All of them may
     be numpy arrays, tensors on the CPU, or other arrays that numpy converts.
 
+    A simulator with a ``device`` gets tensors of this device instead of arrays, and
+    returns such tensors. A ``Collector`` then keeps its memory and its batches on the
+    device, and never waits for a result within a batch. So it calls ``begin`` after
+    every step, also if no world begins, which only the device knows; such a call may
+    return None. Everything else that steps environments copies the tensors to the host
+    in every frame.
+
     The engine
 
     - counts frames, and truncates worlds at ``description.time_limit``;
@@ -91,16 +101,24 @@ class BatchedEnv(TensorDictEnv):
     - copies the last observations of an episode before the next one begins.
     """
 
-    def __init__(self, description: EnvDescription, worlds: int) -> None:
+    def __init__(
+        self,
+        description: EnvDescription,
+        worlds: int,
+        device: "torch.device | str | None" = None,
+    ) -> None:
         """Set what the engine needs to know.
 
         Args:
             description: of one world. If seeds and actions do not determine an
                 episode, it has ``repeats=False``.
             worlds: K, the number of worlds.
+            device: of the tensors that ``begin`` and ``advance`` take and return, such
+                as ``"cpu"`` or ``"cuda:0"``; None for arrays.
 
         Raises:
-            ValueError: if there is no world, or the time limit is no frame.
+            ValueError: if there is no world, the time limit is no frame, or the device
+                cannot be used here.
         """
         if worlds < 1:
             raise ValueError(f"worlds must be at least 1, but is {worlds}.")
@@ -109,12 +127,15 @@ class BatchedEnv(TensorDictEnv):
             raise ValueError(f"time_limit must be at least 1, but is {limit}.")
         self._description = description
         self._worlds = worlds
+        self._simulator_device: torch.device | None = None
+        if device is not None:
+            from marl_collect.core.devices import usable_device
+
+            self._simulator_device = usable_device("device", device)
         self.with_new_task: set[int] = set()
 
     @abc.abstractmethod
-    def begin(
-        self, which: NDArray[np.bool_] | None, seeds: NDArray[np.int64]
-    ) -> Observations:
+    def begin(self, which: Any, seeds: Any) -> Observations | None:
         """Begin episodes, and return observations.
 
         Args:
@@ -125,7 +146,8 @@ class BatchedEnv(TensorDictEnv):
                 their running episodes.
 
         Returns:
-            Observations of all worlds. Only the rows of ``which`` are used.
+            Observations of all worlds. Only the rows of ``which`` are used. With a
+            ``device``, None if no world begins.
         """
 
     @abc.abstractmethod
@@ -180,6 +202,12 @@ class BatchedEnv(TensorDictEnv):
 
     @final
     @property
+    def simulator_device(self) -> "torch.device | None":
+        """Device of the tensors of ``begin`` and ``advance``; None for arrays."""
+        return self._simulator_device
+
+    @final
+    @property
     def description(self) -> EnvDescription:
         """Groups, spaces and guarantees of each world."""
         return self._description
@@ -196,6 +224,15 @@ class BatchedEnv(TensorDictEnv):
         return WorldBatch(self)
 
 
+def with_arrays(env: BatchedEnv) -> Any:
+    """Return ``begin`` and ``advance`` of a simulator for arrays of the host."""
+    if env.simulator_device is None:
+        return env
+    from marl_collect.core.host_copies import OnHost
+
+    return OnHost(env)
+
+
 @final
 class WorldBatch(SimulatorBatch):
     """Steps a ``BatchedEnv`` on the engine's memory, and applies the common rules."""
@@ -203,6 +240,7 @@ class WorldBatch(SimulatorBatch):
     def __init__(self, env: BatchedEnv) -> None:
         """Take ownership of ``env``."""
         super().__init__(env)
+        self._simulator = with_arrays(env)
         self._groups = env.description.groups
         self._limit = env.description.time_limit
         self._seeds = np.zeros(env.worlds, np.int64)
@@ -210,6 +248,12 @@ class WorldBatch(SimulatorBatch):
         # Worlds that the simulator has reset itself, and their observations.
         self._renewed = np.zeros(env.worlds, np.bool_)
         self._first: Observations = {}
+
+    @property
+    def env(self) -> BatchedEnv:
+        """The simulator."""
+        env: BatchedEnv = self._env
+        return env
 
     @override
     def bind(self, memory: Row) -> None:
@@ -251,9 +295,9 @@ class WorldBatch(SimulatorBatch):
             due &= ~renewed
             everything = False
         if everything:
-            self._begin(self._env.begin(None, self._seeds.copy()), None)
+            self._begin(self._simulator.begin(None, self._seeds.copy()), None)
         elif due.any():
-            self._begin(self._env.begin(due.copy(), self._seeds.copy()), due)
+            self._begin(self._simulator.begin(due.copy(), self._seeds.copy()), due)
 
     def _begin(self, observations: Observations, which: Array | None) -> None:
         """Write the first frame of the worlds of ``which``; None for all."""
@@ -273,7 +317,7 @@ class WorldBatch(SimulatorBatch):
         if self.checks_actions:
             self._check_actions()
         actions = {name: read() for name, read in self._actions.items()}
-        step = self._env.advance(actions)
+        step = self._simulator.advance(actions)
         if not isinstance(step, Step):
             raise TypeError(
                 f"advance() of {self.description.name} must return a Step, but "

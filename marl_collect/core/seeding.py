@@ -23,10 +23,13 @@ import random
 from collections.abc import Mapping
 from enum import IntEnum
 from numbers import Integral
-from typing import Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
 
 LARGEST_SEED: Final = 2**63 - 1
 """Seeds are kept in arrays of int64."""
@@ -35,6 +38,8 @@ _EPISODE_BITS = 31
 """PettingZoo and Box2D environments take seeds below 2**31."""
 
 _MASK: Final = 2**64 - 1
+_INCREMENT: Final = 0x9E3779B97F4A7C15
+_FACTORS: Final = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 class Purpose(IntEnum):
@@ -80,9 +85,9 @@ def derive(seed: int, purpose: Purpose, *indices: Any) -> Any:
 
 def _output(state: Any, number: Any) -> Any:
     """Return output ``number`` of SplitMix64 seeded with ``state``; 0 is its first."""
-    state = (state + 0x9E3779B97F4A7C15 * (number + 1)) & _MASK
-    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    state = (state + _INCREMENT * (number + 1)) & _MASK
+    state = ((state ^ (state >> 30)) * _FACTORS[0]) & _MASK
+    state = ((state ^ (state >> 27)) * _FACTORS[1]) & _MASK
     return state ^ (state >> 31)
 
 
@@ -108,6 +113,36 @@ def episode_seeds(
     """
     numbers = derive(seed, Purpose.EPISODE, environments, episodes)
     return (numbers >> (64 - _EPISODE_BITS)).astype(np.int64)
+
+
+def episode_seeds_on(
+    seed: int, environments: "torch.Tensor", episodes: "torch.Tensor"
+) -> "torch.Tensor":
+    """Return ``episode_seeds`` of tensors, int64, computed on their device.
+
+    Args:
+        seed: the collector's seed.
+        environments: indices, int64.
+        episodes: numbers, int64, of the same shape or one that broadcasts.
+    """
+    state: Any = _signed(derive(seed, Purpose.EPISODE))
+    for number in (environments, episodes):
+        # Products and sums of int64 wrap around, like those of uint64.
+        state = (number + 1) * _signed(_INCREMENT) + state
+        state = (state ^ _shifted(state, 30)) * _signed(_FACTORS[0])
+        state = (state ^ _shifted(state, 27)) * _signed(_FACTORS[1])
+        state = state ^ _shifted(state, 31)
+    return _shifted(state, 64 - _EPISODE_BITS)
+
+
+def _signed(number: int) -> int:
+    """Return the int64 with the bits of a uint64."""
+    return number - 2**64 if number >> 63 else number
+
+
+def _shifted(state: "torch.Tensor", bits: int) -> "torch.Tensor":
+    """Shift int64 to the right like uint64."""
+    return (state >> bits) & (_MASK >> bits)
 
 
 def weights_seed(seed: int, factory: int) -> int:

@@ -27,6 +27,7 @@ class ActingOptions:
         cudagraph_policy: arguments of ``CudaGraphModule``; None for no CUDA graph.
         exploration: the interaction type to prepare for.
         check_actions: whether to check actions before environments execute them.
+        resident: whether the memory consists of tensors of ``device``.
     """
 
     device: str = "cpu"
@@ -34,6 +35,7 @@ class ActingOptions:
     cudagraph_policy: Mapping[str, Any] | None = None
     exploration: InteractionType = InteractionType.RANDOM
     check_actions: bool = False
+    resident: bool = False
 
 
 def make_runner(
@@ -77,6 +79,8 @@ def _make_single(
         options.exploration,
         every_action=every_action,
     )
+    if options.resident:
+        return module
     return FusedRunner(module, engine.description, options.exploration)
 
 

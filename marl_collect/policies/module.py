@@ -71,6 +71,8 @@ class ModuleRunner(PolicyRunner):
         self._n_agents = {name: g.n_agents for name, g in description.groups.items()}
         self.probed: ProbeResult
         self._remembers = False
+        self._resident = False
+        self._noise_of_slot: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.noise = HeadNoise(policy, description, size)
 
     def probe(self, memory: Row) -> None:
@@ -98,16 +100,23 @@ class ModuleRunner(PolicyRunner):
         """Give the policy its outputs of the previous frame, or start without them."""
         self._remembers = whether
 
-    def bind(self, memory: Row) -> None:
-        """Act on ``memory`` from now on."""
+    def bind(self, memory: Mapping[Key, Any]) -> None:
+        """Act on ``memory`` from now on: arrays, or tensors of the policy's device."""
         signature = self.signature
+        self._resident = isinstance(memory["done",], torch.Tensor)
+        memory_of = {
+            key: value if self._resident else torch.from_numpy(value)
+            for key, value in memory.items()
+        }
         observed = [*self._description.observed(), *signature.carried]
         if signature.reads_is_init:
             observed.append(IS_INIT)
         keys = [*observed, *signature.kept]
-        sources = [torch.from_numpy(memory[key]) for key in keys]
+        sources = [memory_of[key] for key in keys]
         noise = [stream.tensor for stream in self.noise.streams]
-        if self._device is not None:
+        if self._resident:
+            noise = [tensor.to(sources[0].device) for tensor in noise]
+        elif self._device is not None:
             self._exchange = Exchange([*sources, *noise], self._device)
             # The inputs of `sources` come first, followed by the noise.
             moved = self._exchange.inputs
@@ -116,18 +125,9 @@ class ModuleRunner(PolicyRunner):
         self._inputs = {key: tensors[key] for key in observed}
         self._kept = {key: tensors[key] for key in signature.kept}
         self._noise_there = noise
-        targets = {
-            key: torch.from_numpy(memory[signature.place(key)])
-            for key in signature.outputs
-        }
-        targets |= {
-            ("next", *key): torch.from_numpy(memory[key]) for key in signature.carried
-        }
-        targets |= {
-            key: torch.from_numpy(memory[key])
-            for key in signature.kept
-            if key not in targets
-        }
+        targets = {key: memory_of[signature.place(key)] for key in signature.outputs}
+        targets |= {("next", *key): memory_of[key] for key in signature.carried}
+        targets |= {key: memory_of[key] for key in signature.kept if key not in targets}
         self._keys = list(targets)
         self._targets = list(targets.values())
         dtypes = self.probed.dtypes
@@ -143,6 +143,14 @@ class ModuleRunner(PolicyRunner):
     def begin(self, frames: int, generators: Generators) -> None:
         """Sample the noise of our heads; other modules use torch's generator."""
         self.noise.begin(frames, generators)
+        self._noise_of_slot = []
+        if self._resident:
+            streams = zip(self.noise.streams, self._noise_there, strict=True)
+            self._noise_of_slot = [
+                (there, torch.from_numpy(stream.slot).to(there.device))
+                for stream, there in streams
+                if stream.slot is not None
+            ]
 
     def redraw(self, k: int, frame: int, generators: Generators) -> None:
         """Sample the noise of our heads anew for one environment."""
@@ -155,7 +163,11 @@ class ModuleRunner(PolicyRunner):
             PolicyError: if keys, shapes or dtypes differ from those when it was probed,
                 or the module changed an input that it had not changed then.
         """
-        self.noise.load(frame)
+        if self._resident:
+            for there, slot in self._noise_of_slot:
+                there.copy_(slot[frame])
+        else:
+            self.noise.load(frame)
         values = self.call()
         if [(value.shape, value.dtype) for value in values] != self._expected:
             self._check_fits(values)
@@ -207,7 +219,10 @@ class ModuleRunner(PolicyRunner):
                 for value in (out.get(key, None),)
             ]
             for key in self._fixed:
-                if not _is_kept(out.get(key, None), tensors[key]):
+                # On a device, comparing copies would wait for it.
+                if not self._resident and not _is_kept(
+                    out.get(key, None), tensors[key]
+                ):
                     raise _begins(key)
         if any(value is None for value in values):
             missing = self._keys[[value is None for value in values].index(True)]

@@ -9,7 +9,7 @@ import copy
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from marl_collect.core.description import EnvDescription, allocate, bytes_of
 from marl_collect.core.flags import Flags
 from marl_collect.core.replay import EpisodeActions, replay
 from marl_collect.core.seeding import global_generators, set_global_generators
-from marl_collect.core.signature import IS_INIT
+from marl_collect.core.signature import IS_INIT, PolicySignature
 from marl_collect.policies.runner import (
     Generators,
     PolicyRunner,
@@ -77,7 +77,6 @@ class ProgressReporter:
         return False
 
 
-@final
 class Rollout:
     """Collects frames of K environments into slots."""
 
@@ -142,14 +141,14 @@ class Rollout:
         self._carried = [self._memory[key] for key in signature.carried]
         self._chooses = policy.chooses
         self._is_init = self._memory.get(IS_INIT)
-        policy.bind(self._memory)
+        self._bind(policy)
         written = signature.roots.keys() - self._description.observed().keys()
         self._unwritten = {
             signature.place(key): self._memory[signature.place(key)].copy()
             for key in written - self._description.actions().keys()
         }
-        self._random = RandomRunner(self._description, signature)
-        self._random.bind(self._memory)
+        self._random = self._random_runner(signature)
+        self._bind(self._random)
         self._acting = policy
         checks = check_actions and not isinstance(policy, RandomRunner)
         self._check = action_check(self._description, self._memory) if checks else None
@@ -157,6 +156,14 @@ class Rollout:
         # Keys whose values tell whether a replay arrives where its episode was.
         repeats = self._description.repeats
         self._compared = list(self._description.observed()) if repeats else []
+
+    def _bind(self, policy: PolicyRunner) -> None:
+        """Let a policy act on the memory."""
+        policy.bind(self._memory)
+
+    def _random_runner(self, instead_of: PolicySignature) -> PolicyRunner:
+        """Return what acts in frames with random actions instead of the policy."""
+        return RandomRunner(self._description, instead_of)
 
     def call_env(self, call: EnvCall) -> list[Outcome]:
         """Call a method of some environments, between two slots.
@@ -335,8 +342,7 @@ class Rollout:
         policy.begin(frames, self._generators)
         if random:
             # The policy may have acted before: a state of random frames can be loaded.
-            for key, value in self._unwritten.items():
-                self._memory[key][...] = value
+            self._write(self._unwritten)
         act, check = policy.act, self._check
         if random or check is None:
             return act
@@ -346,6 +352,11 @@ class Rollout:
             check(frame)
 
         return act_and_check
+
+    def _write(self, arrays: Arrays) -> None:
+        """Write to the memory that the policy acts on."""
+        for key, value in arrays.items():
+            self._memory[key][...] = value
 
     def _suspend(
         self,

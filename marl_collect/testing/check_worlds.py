@@ -8,7 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from marl_collect.core.batched import BatchedEnv, Observations, Step, inner_value
+from marl_collect.core.batched import (
+    BatchedEnv,
+    Observations,
+    Step,
+    inner_value,
+    with_arrays,
+)
 from marl_collect.core.description import Key
 from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.core.seeding import Purpose, episode_seeds, generator_for
@@ -234,7 +240,7 @@ class _Watched(BatchedEnv):
 
     def __init__(self, env: BatchedEnv) -> None:
         super().__init__(env.description, env.worlds)
-        self._env = env
+        self._simulator = with_arrays(env)
         self._findings: list[str] = []
 
     def take(self) -> list[str]:
@@ -246,7 +252,7 @@ class _Watched(BatchedEnv):
     def begin(self, which: Array | None, seeds: Array) -> Observations:
         arguments = [array for array in (which, seeds) if array is not None]
         observations = self._unchanged(
-            "begin()", arguments, lambda: self._env.begin(which, seeds)
+            "begin()", arguments, lambda: self._simulator.begin(which, seeds)
         )
         self._check_integers(observations)
         return observations
@@ -257,7 +263,7 @@ class _Watched(BatchedEnv):
             actions = copy.deepcopy(actions)
         arguments = list(_arrays(actions))
         step = self._unchanged(
-            "advance()", arguments, lambda: self._env.advance(actions)
+            "advance()", arguments, lambda: self._simulator.advance(actions)
         )
         if isinstance(step, Step):
             self._check_integers(step.observations)

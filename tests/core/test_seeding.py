@@ -18,6 +18,7 @@ from marl_collect.core.seeding import (
     draw_seed,
     episode_seed,
     episode_seeds,
+    episode_seeds_on,
     generator_for,
     next_seed,
     seed_global_generators,
@@ -121,6 +122,16 @@ def test_seeds_of_episodes(seed: int) -> None:
     seeds = episode_seeds(seed, environments, episodes)
     assert seeds.tolist() == expected
     assert seeds.dtype == np.int64
+
+
+@pytest.mark.parametrize("seed", ROOTS)
+def test_tensors_have_the_same_seeds(seed: int) -> None:
+    random = np.random.default_rng(0)
+    index = np.array([0, 1, 2**31 - 1, *random.integers(0, 2**31, 20)])[:, None]
+    numbers = np.array([0, 3, 2**32 - 1, *random.integers(0, 2**32, 20)])
+    actual = episode_seeds_on(seed, torch.from_numpy(index), torch.from_numpy(numbers))
+    assert actual.dtype == torch.int64
+    assert actual.tolist() == episode_seeds(seed, index, numbers).tolist()
 
 
 def test_seeds_of_episodes_are_these() -> None:

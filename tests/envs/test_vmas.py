@@ -19,6 +19,7 @@ from marl_collect.envs import FrameStack, VmasEnv
 from marl_collect.envs.vmas import env as env_module
 from marl_collect.envs.vmas.env import MASKED, renew
 from marl_collect.envs.vmas.provider import FAMILY
+from marl_collect.models import make_policy
 
 WORLDS, FRAMES, LIMIT, SEED = 5, 40, 18, 1
 DISCRETE = {"continuous_actions": False}
@@ -180,7 +181,7 @@ def test_other_environments_of_the_process_draw_other_numbers() -> None:
 
 @pytest.mark.parametrize("period", [2, 16])  # Together, and one by one.
 def test_worlds_that_begin_change_no_others(period: int) -> None:
-    env = VmasEnv("navigation", 32, device="cpu")
+    env = VmasEnv("navigation", 32)
     before = env.begin(None, np.arange(32))["agent"].copy()
     which = np.arange(32) % period == 1
     after = env.begin(which, np.arange(32))["agent"]
@@ -283,28 +284,38 @@ def test_worlds_leave_the_generators_of_gpus_alone(
     env.close()
 
 
-def test_pinned_memory_is_allocated_once_for_each_shape(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("scenario", "options"),
+    [
+        ("navigation", {"n_agents": 2}),
+        ("balance", {}),
+        ("dropout", DISCRETE),
+        ("simple_world_comm", {}),
+        ("simple_reference", {}),  # Its worlds are reset one by one.
+    ],
+)
+def test_worlds_on_a_device_give_the_data_of_those_with_arrays(
+    scenario: str, options: dict[str, Any]
 ) -> None:
-    env = VmasEnv("navigation", 4)
-    tensors = [torch.rand(4, 3), torch.rand(4)]
-    plain = torch.empty
-    allocated: list[Any] = []
-
-    def pinned(shape: Any, pin_memory: bool) -> torch.Tensor:
-        allocated.append(shape)
-        assert pin_memory
-        return plain(shape)
-
-    monkeypatch.setattr(torch, "empty", pinned)
-    # There is no GPU to copy from; only the copies are the same.
-    env._device = torch.device("cuda")
-    for _ in range(3):
-        for chosen in (tensors, tensors[:1]):
-            arrays = env._arrays(chosen)
-            for array, tensor in zip(arrays, chosen, strict=True):
-                assert (array == tensor.numpy()).all()
-    assert allocated == [(4, 4), (4, 3)]
+    make = partial(VmasEnv, scenario, 8, max_steps=6, **options)
+    torch.manual_seed(0)
+    policy = make_policy(make, num_cells=(8,))
+    policy.register_forward_hook(lambda *_: None)  # Both loops call it.
+    for acts in (None, policy):
+        keywords: Any = {"frames_per_batch": 8 * 9, "seed": 3, "max_frames_per_traj": 5}
+        with (
+            Collector(make, acts, **keywords) as expected,
+            Collector(partial(make, device="cpu"), acts, **keywords) as actual,
+        ):
+            for number in range(3):
+                one, two = actual.next(), expected.next()
+                for key in two.keys(True, True):
+                    assert torch.equal(one[key], two[key]), key
+                if number == 1:
+                    actual.reset()
+                    expected.reset()
+            assert "On cpu" in actual.explain()[0]
+            assert actual.stats()["episodes"] == expected.stats()["episodes"] > 0
 
 
 @pytest.mark.accelerator

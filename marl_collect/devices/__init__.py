@@ -1,0 +1,1 @@
+"""Collection with all memory on the device of a simulator."""

@@ -1,0 +1,255 @@
+"""A rollout on a device gives the data of the one with arrays, value by value."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.torch_worlds import RICH, SIMPLE, Spec, alike
+from torch import nn
+
+from marl_collect import (
+    Collector,
+    MultiSyncCollector,
+    evaluate,
+    open_dataset,
+    record,
+)
+from marl_collect.collectors.options import ExplorationType
+from marl_collect.core.tensordicts import flatten
+from marl_collect.models import make_policy
+
+FRAMES = 35
+COUNTED = ["frames", "batches", "episodes", "mean_returns", "mean_length"]
+
+
+def policy_for(factory: Any, **keywords: Any) -> nn.Module:
+    """A policy that is called in both loops: replayed operations may round."""
+    torch.manual_seed(1)
+    policy = make_policy(factory, num_cells=(8,), **keywords)
+    policy.register_forward_hook(lambda *_: None)
+    return policy
+
+
+def check_equal(actual: Any, expected: Any) -> None:
+    one, two = flatten(actual), flatten(expected)
+    assert one.keys() == two.keys()
+    assert actual.batch_size == expected.batch_size
+    assert actual.names == expected.names
+    for key, value in two.items():
+        assert one[key].dtype == value.dtype, key
+        assert torch.equal(one[key], value), key
+
+
+def check_same(
+    factories: Any, policy: Any = None, batches: int = 4, **keywords: Any
+) -> None:
+    keywords = {"frames_per_batch": FRAMES, "seed": 3} | keywords
+    with (
+        Collector(factories[0], policy, **keywords) as expected,
+        Collector(factories[1], policy, **keywords) as actual,
+    ):
+        assert "On cpu" in actual.explain()[0]
+        for _ in range(batches):
+            batch, other = actual.next(), expected.next()
+            assert (batch is None) == (other is None)
+            if other is not None:
+                check_equal(batch, other)
+            one, two = actual.stats(), expected.stats()
+            for name in COUNTED:
+                assert one.get(name) == two.get(name), name
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_actions_in_random_simulators(seed: int) -> None:
+    check_same(alike(Spec.draw(seed)))
+
+
+def playable(seed: int, **changes: Any) -> Spec:
+    """The simulator of a seed, without Dict actions, which heads do not have."""
+    spec = replace(Spec.draw(seed), **changes)
+    kinds = {
+        name: replace(kind, action="box") if kind.action == "dict" else kind
+        for name, kind in spec.kinds.items()
+    }
+    return replace(spec, kinds=kinds)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_policies_in_random_simulators(seed: int) -> None:
+    factories = alike(playable(seed))
+    check_same(
+        factories, policy_for(factories[0], recurrent=[None, "gru", "lstm"][seed % 3])
+    )
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"max_frames_per_traj": 4},
+    {"init_random_frames": 2 * FRAMES},
+    {"reset_at_each_iter": True, "track_policy_version": True},
+    {"split_trajs": True},
+    {"trajs_per_batch": 6},
+    {"trajs_per_batch": 6, "traj_format": "cat", "max_frames_per_traj": 5},
+    {"set_truncated": True, "track_traj_ids": False},
+    {"cat_results": -1, "use_buffers": False},
+    {"frames_per_batch": [FRAMES], "storing_device": "cpu", "worker_idx": 2},
+    {"exploration_type": ExplorationType.DETERMINISTIC, "total_frames": 100},
+    {"frames_per_batch": 5},
+    {"postproc": lambda batch: batch.exclude("next")},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids="-".join)
+def test_options(options: dict[str, Any]) -> None:
+    factories = alike(RICH)
+    check_same(factories, policy_for(factories[0], recurrent="gru"), **options)
+
+
+def both(factories: Any, policy: Any, **keywords: Any) -> tuple[Any, Any]:
+    keywords = {"frames_per_batch": FRAMES, "seed": 3} | keywords
+    return tuple(Collector(f, policy, **keywords) for f in factories)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("policy", ["random", "gru", "plain"])
+@pytest.mark.parametrize("seed", [0, 1, 5, 9])
+def test_state_is_that_of_the_rollout_with_arrays(seed: int, policy: str) -> None:
+    """A run goes on in both loops, whichever of them has saved its state."""
+    factories = alike(playable(seed, length=12, limit=9, repeats=True))
+    acts: Any = None
+    if policy != "random":
+        recurrent = "gru" if policy == "gru" else None
+        acts = policy_for(factories[0], recurrent=recurrent)
+    keywords = {"max_frames_per_traj": 7, "trajs_per_batch": 4 if seed else None}
+    host, device = both(factories, acts, **keywords)
+    third, fourth = both(factories, acts, **keywords)
+    with host, device, third, fourth:
+        for _ in range(2):
+            check_equal(device.next(), host.next())
+        fourth.load_state_dict(host.state_dict())
+        third.load_state_dict(device.state_dict())
+        assert third.stats()["cut_trajectories"] == []
+        assert fourth.stats()["cut_trajectories"] == []
+        for _ in range(2):
+            expected = host.next()
+            for other in (device, third, fourth):
+                check_equal(other.next(), expected)
+
+
+def test_worlds_that_do_not_repeat_begin_anew() -> None:
+    factories = alike(RICH, repeats=False)
+    host, device = both(factories, None)
+    with host, device:
+        host.next()
+        state = host.state_dict()
+        device.next()
+        for collector in (host, device):
+            with pytest.warns(UserWarning, match="does not repeat its episodes"):
+                collector.load_state_dict(state)
+        check_equal(device.next(), host.next())
+
+
+def command(collector: Any, number: int) -> None:
+    """Do what a user may do before a batch."""
+    if number == 1:
+        collector.reset()
+    if number == 2:
+        collector.set_seed(11)
+    if number == 3:
+        collector.update_policy_weights_()
+    if number == 4:
+        assert collector.call_env("set_level", 3) == [None]
+        assert collector.getattr_env("level") == [3]
+
+
+@pytest.mark.filterwarnings("ignore:More than 2 batches are held")
+def test_commands_between_batches() -> None:
+    factories = alike(RICH)
+    policy = policy_for(factories[0], recurrent="lstm")
+    host, device = both(factories, policy)
+    batches = []
+    with host, device:
+        for number in range(7):
+            if number == 3:
+                with torch.no_grad():
+                    policy.get_parameter(next(iter(policy.state_dict()))).mul_(1.5)
+            for collector in (host, device):
+                command(collector, number)
+            if number == 5:
+                state = device.state_dict()
+                host.load_state_dict(state)
+                device.load_state_dict(state)
+            batches.append((device.next(), host.next()))
+    for batch, expected in batches:  # All of them are held: none has changed.
+        check_equal(batch, expected)
+    assert device.policy_version == host.policy_version == 1
+
+
+def test_memory_of_batches_is_used_again_once_they_are_gone() -> None:
+    _, factory = alike(SIMPLE)
+    with Collector(factory, frames_per_batch=FRAMES, seed=1) as collector:
+        addresses = set()
+        for _ in range(6):
+            batch = collector.next()
+            addresses.add(batch["done"].untyped_storage().data_ptr())
+            del batch
+        assert len(addresses) == 1
+        one = collector.next()["a", "observation"][:, 3:]
+        copied = one.clone()
+        with pytest.warns(UserWarning, match="More than 2 batches are held"):
+            held = [collector.next() for _ in range(4)]
+        assert torch.equal(one, copied)
+        assert collector.stats()["slots"] == 5
+        del held
+        del one
+        collector.next()
+        collector.next()
+        assert collector.stats()["slots"] <= 3
+
+
+def test_zeros_like_a_batch() -> None:
+    _, factory = alike(RICH)
+    with Collector(factory, frames_per_batch=FRAMES, seed=1) as collector:
+        zeros, batch = collector.fake_tensordict(), collector.next()
+        assert flatten(zeros).keys() == flatten(batch).keys()
+        assert all((value == 0).all() for value in flatten(zeros).values())
+
+
+class Normalises(nn.Module):
+    """Changes what it observes, keeps what it wrote, and reads who begins."""
+
+    def forward(self, td: Any) -> Any:
+        td["a", "observation"] = td["a", "observation"] / 8
+        last = td.get(("a", "last"), torch.zeros(*td.batch_size, 2, 1))
+        fresh = td["is_init"][..., None].float()
+        td["a", "last"] = td["a", "observation"][..., :1] + last * (1 - fresh)
+        td["a", "action"] = (td["a", "last"][..., 0] * 97).long() % 3
+        return td
+
+
+def test_policies_that_change_their_input() -> None:
+    factories = alike(SIMPLE)
+    check_same(factories, Normalises())
+    with pytest.raises(ValueError, match=r"init_random_frames .*\['a/observation'\]"):
+        Collector(
+            factories[1], Normalises(), frames_per_batch=35, init_random_frames=35
+        )
+
+
+@pytest.mark.processes
+def test_evaluation_records_and_workers_copy(tmp_path: Any) -> None:
+    factories = alike(RICH)
+    policy = policy_for(factories[0])
+    results = [evaluate(policy, factory, episodes=9, seeds=4) for factory in factories]
+    assert results[0].lengths == results[1].lengths
+    assert results[0].team_returns == results[1].team_returns
+    for name, factory in zip("ab", factories, strict=True):
+        record(tmp_path / name, factory, policy, frames=70, seed=2)
+    one, two = (open_dataset(tmp_path / name).trajectories for name in "ab")
+    assert list(one.lengths) == list(two.lengths)
+    assert list(one.seeds) == list(two.seeds)
+    keywords: Any = {"frames_per_batch": 70, "seed": 3, "num_workers": 2}
+    with (
+        MultiSyncCollector(factories[0], policy, **keywords) as expected,
+        MultiSyncCollector(factories[1], policy, **keywords) as actual,
+    ):
+        check_equal(actual.next(), expected.next())
