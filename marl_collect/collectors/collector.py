@@ -523,7 +523,6 @@ class CollectorBase:
         """
         return self._steps_before + self._source.steps()
 
-    @final
     def explain(self) -> list[str]:
         """Say, for each worker, which path its policy took in its last batch, and why.
 

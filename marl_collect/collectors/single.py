@@ -1,5 +1,6 @@
 """``Collector``: collects in this process; the reference for other collectors."""
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict.nn import set_interaction_type
 from torch import nn
+from typing_extensions import override
 
 from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.layout import Layout, batch_fields
@@ -22,6 +24,7 @@ from marl_collect.collectors.initialization import (
     check_can_be_copied,
     prepare,
 )
+from marl_collect.collectors.operations import Operations
 from marl_collect.collectors.options import CollectorArguments, CollectorOptions
 from marl_collect.collectors.publish import Publisher
 from marl_collect.collectors.statistics import Statistics
@@ -34,12 +37,16 @@ from marl_collect.core.description import Key
 from marl_collect.core.factories import build, spread, warn_if_pinned
 from marl_collect.core.gradients import without_gradients
 from marl_collect.core.random_actions import is_random
-from marl_collect.core.seeding import draw_seed
+from marl_collect.core.seeding import (
+    draw_seed,
+    global_generators,
+    set_global_generators,
+)
 from marl_collect.core.signature import PolicySignature
 from marl_collect.devices.choose import make_resident_runner, with_device
 from marl_collect.devices.memory import DeviceSlots
 from marl_collect.devices.rollout import DeviceRollout
-from marl_collect.options import method, refuse
+from marl_collect.options import method, refuse, values
 from marl_collect.policies.choose import make_runner
 from marl_collect.processes import cleanup
 from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
@@ -65,6 +72,53 @@ class Collector(CollectorBase):
         self._open(parsed, source)
         source.memory = self._delivery.memory
         self._delivery.device = source.device
+
+    @override
+    def explain(self, *, frames: int = 0) -> list[str]:
+        """Say which path the policy took in its last batch, and why.
+
+        Before the first batch it says what the next one begins with.
+
+        Args:
+            frames: of each environment in which the operations of torch are counted; 0
+                counts nothing. Environments and policy are built once more and step as
+                many frames before. The collection itself does not change.
+
+        Returns:
+            One line about the policy. If operations are counted, further lines have the
+            number of kernels in a step of all environments, and the places in the
+            user's code at which the host would wait for a device: how often, why, file,
+            line and function. There are none about a simulator without torch.
+
+        Raises:
+            ValueError: ``frames`` is negative.
+        """
+        if frames < 0:
+            raise ValueError(f"frames must be at least 0, but is {frames}.")
+        lines = super().explain()
+        return [*lines, *self._count(frames)] if frames else lines
+
+    def _count(self, frames: int) -> list[str]:
+        rows = sum(self._source.sizes)
+        arguments = values(CollectorArguments, self._options) | {
+            "frames_per_batch": rows * frames,
+            "total_frames": None,
+            "init_random_frames": None,
+            "replay_buffer": None,
+            "trajs_per_batch": None,
+        }
+        if isinstance(self.policy, nn.Module):
+            arguments["policy"] = copy.deepcopy(self.policy)
+        generators = global_generators()
+        operations = Operations()
+        try:
+            with Collector(**arguments) as twin:
+                twin.next()  # It compiles, and prepares memory.
+                with operations:
+                    twin.next()
+        finally:
+            set_global_generators(generators)
+        return operations.lines(frames)
 
 
 @final
