@@ -131,7 +131,14 @@ def find_task(task: str, *, parallel: bool = True) -> Callable[..., Any]:
         UnknownTaskError: if the task is unknown; names other versions or similar
             tasks.
         MissingPackageError: if a package is missing; names what to install.
+        TypeError: if ``task`` is no name.
     """
+    if not isinstance(task, str):
+        raise TypeError(
+            "task must be a name, such as 'simple_spread_v3' or 'module:name', but is "
+            f"{task!r:.100}. For an environment of your own, pass a factory: "
+            "lambda: PettingZooWrapper(MyEnv())."
+        )
     if ":" in task:
         return custom(task)
     family, name = locate(task)

@@ -190,12 +190,14 @@ class CollectorBase:
         """Number of batches in ``total_frames``.
 
         Raises:
-            TypeError: if ``total_frames`` is not set.
+            TypeError: if ``total_frames`` is not set, or with ``trajs_per_batch``.
         """
         total = self._options.total_frames
+        # Progress bars rely on a TypeError for iterables without a length.
         if total is None:
-            # Progress bars rely on a TypeError for iterables without a length.
             raise TypeError("A collector without total_frames has no length.")
+        if self._options.trajs_per_batch is not None:
+            raise TypeError("A collector with trajs_per_batch has no length.")
         return math.ceil(total / self._source.batch_frames)
 
     @final

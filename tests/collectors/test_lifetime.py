@@ -102,6 +102,12 @@ def test_a_collector_is_true_and_cannot_be_copied(kind: Any) -> None:
         assert collector
         with pytest.raises(TypeError, match="has no length"):
             len(collector)
+        whole = {"trajs_per_batch": 2, "total_frames": 40}
+        with (
+            kind([CountingEnv], frames_per_batch=20, **whole) as other,
+            pytest.raises(TypeError, match="trajs_per_batch has no length"),
+        ):
+            len(other)
         for make_copy in COPIES:
             with pytest.raises(TypeError, match=rf"A {kind.__name__} cannot be copied"):
                 make_copy(collector)

@@ -115,6 +115,12 @@ def test_anything_but_an_environment_is_an_error() -> None:
         PettingZooWrapper(3)
 
 
+def test_a_class_in_place_of_a_task_is_an_error_that_suggests_a_factory() -> None:
+    wrong: Any = ScriptedEnv
+    with pytest.raises(TypeError, match=r"name, .* lambda: PettingZooWrapper\("):
+        PettingZooEnv(wrong)
+
+
 def test_an_environment_without_possible_agents_is_an_error() -> None:
     raw = ScriptedEnv()
     raw.possible_agents = []
