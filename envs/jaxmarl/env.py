@@ -1,11 +1,10 @@
 """``JaxMarlEnv``: many worlds of a JaxMARL task."""
 
-from collections.abc import Mapping
-from typing import Any, final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from marl_collect.core.batched import BatchedEnv, Step
@@ -19,6 +18,9 @@ from marl_collect.errors import imports_of
 with imports_of("jaxmarl", "JaxMarlEnv"):
     import jax
     import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    import torch
 
 _Space = spaces.Space[Any]
 
@@ -36,6 +38,11 @@ class JaxMarlEnv(BatchedEnv):
     terminations. Observations have the library's shapes and dtypes. If it returns the
     state of the world, that is ``"state"``. JAX chooses the device.
 
+    With a ``device``, a ``Collector`` keeps its memory and its batches there, and JAX
+    and torch see the same memory by DLPack, except for integers of 64 bits and memory
+    that JAX cannot use as it is, which they copy. All worlds are then begun in every
+    frame, as the library's own ``step`` does, and those that end are taken.
+
     Example:
         >>> from functools import partial
         >>> factory = partial(JaxMarlEnv, "HeuristicEnemySMAX", 256, scenario="3m")
@@ -47,6 +54,7 @@ class JaxMarlEnv(BatchedEnv):
         num_envs: int = 32,
         *,
         group_map: MarlGroupMapType | GroupMap | None = None,
+        device: "torch.device | str | None" = None,
         **kwargs: Any,
     ) -> None:
         """Build the worlds. The first step compiles them, which takes seconds.
@@ -55,12 +63,15 @@ class JaxMarlEnv(BatchedEnv):
             task: name of the task in JaxMARL.
             num_envs: number of worlds.
             group_map: group to agents; None groups by names and spaces.
+            device: ``"cpu"`` or a GPU of torch and JAX, on which the worlds are
+                computed. None means arrays, and that JAX chooses.
             kwargs: arguments of the task, such as ``max_steps=50``. SMAX takes the
                 name of a scenario, and Overcooked that of a layout.
 
         Raises:
             TypeError: for an argument that the task does not have.
-            ValueError: if a group map does not fit, or there is no such task.
+            ValueError: if a group map does not fit, there is no such task, or torch or
+                JAX cannot use the device.
         """
         self._env = env = provider.build(task, kwargs)
         seen, state = jax.eval_shape(env.reset, jax.random.PRNGKey(0))
@@ -76,7 +87,16 @@ class JaxMarlEnv(BatchedEnv):
         self._has_state = "world_state" in seen
         root = {"state": _observed(seen["world_state"])} if self._has_state else {}
         limit = provider.episode_limit(task, env)
-        super().__init__(EnvDescription(task, groups, root, time_limit=limit), num_envs)
+        super().__init__(
+            EnvDescription(task, groups, root, time_limit=limit), num_envs, device
+        )
+        self._take: Callable[[Any], Any] = np.asarray
+        """Returns an array or a tensor of an array of JAX."""
+        if self.simulator_device is not None:
+            from torch.utils.dlpack import from_dlpack
+
+            _check_platform(self.simulator_device)
+            self._take = from_dlpack
         # One executable begins all worlds, whatever the number that are new, so an
         # episode does not depend on the worlds that begin with it.
         self._reset = jax.jit(self._fresh)
@@ -86,29 +106,36 @@ class JaxMarlEnv(BatchedEnv):
         self._worlds_now: Any = None  # keys and states
 
     @override
-    def begin(
-        self, which: NDArray[np.bool_] | None, seeds: NDArray[np.int64]
-    ) -> dict[Any, Any]:
+    def begin(self, which: Any, seeds: Any) -> dict[Any, Any]:
         # Without its 64-bit mode, PRNGKey uses 32 bits of a seed.
-        new, seen = self._reset(seeds.astype(np.uint32))
+        if self.simulator_device is None:
+            seeds = seeds.astype(np.uint32)
+        new, seen = self._reset(_given(seeds))
         if which is not None:
-            new = self._renew(which, new, self._worlds_now)
+            new = self._renew(_given(which), new, self._worlds_now)
         self._worlds_now = new
         return self._observations(seen)
 
     @override
-    def advance(self, actions: Mapping[str, NDArray[Any]]) -> Step:
+    def advance(self, actions: Mapping[str, Any]) -> Step:
         self._worlds_now, seen, rewards, terminated = self._step(
-            self._worlds_now, dict(actions)
+            self._worlds_now,
+            {group: _given(action) for group, action in actions.items()},
         )
-        return Step(self._observations(seen), _arrays(rewards), _arrays(terminated))
+        return Step(
+            self._observations(seen), self._taken(rewards), self._taken(terminated)
+        )
 
     def _observations(self, seen: Any) -> dict[Any, Any]:
-        groups, legal, root = seen
-        masks = {(name, "action_mask"): mask for name, mask in _arrays(legal).items()}
-        return {**_arrays(groups), **masks, **_arrays(root)}
+        groups, legal, root = map(self._taken, seen)
+        masks = {(name, "action_mask"): mask for name, mask in legal.items()}
+        return {**groups, **masks, **root}
+
+    def _taken(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self._take(array) for name, array in tree.items()}
 
     def _fresh(self, seeds: Any) -> Any:
+        seeds = seeds.astype(jnp.uint32)
         keys = jax.vmap(lambda seed: jax.random.split(jax.random.PRNGKey(seed)))(seeds)
         seen, states = jax.vmap(self._env.reset)(keys[:, 1])
         return (keys[:, 0], _strong(states)), self._by_group(seen, states)
@@ -151,9 +178,29 @@ class JaxMarlEnv(BatchedEnv):
         }
 
 
-def _arrays(tree: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return numpy arrays; on the CPU they share JAX's memory."""
-    return {name: np.asarray(array) for name, array in tree.items()}
+def _given(value: Any) -> Any:
+    """Return what JAX takes of an array, which numpy or torch has."""
+    if isinstance(value, np.ndarray):
+        return value
+    if value.dtype.itemsize == 8:  # JAX has integers of 32 bits.
+        value = value.int()
+    return jnp.from_dlpack(value.contiguous())
+
+
+def _check_platform(device: "torch.device") -> None:
+    """Check that JAX has a device of torch.
+
+    Raises:
+        ValueError: if it has not.
+    """
+    platform = "cpu" if device.type == "cpu" else "gpu"
+    try:
+        jax.devices(platform)
+    except RuntimeError as error:
+        raise ValueError(
+            f"device is {device}, but JAX finds no {platform}: {error}. Install JAX "
+            "for this device, or omit device."
+        ) from error
 
 
 def _strong(states: Any) -> Any:

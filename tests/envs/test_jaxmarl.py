@@ -15,11 +15,13 @@ if importlib.util.find_spec("jaxmarl") is None:
 
 import jax
 import jax.numpy as jnp
+import torch
 
 from marl_collect import Collector, RandomPolicy, check_env
 from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import JaxMarlEnv
 from marl_collect.envs.jaxmarl.provider import FAMILY
+from marl_collect.models import make_policy
 
 # Another process would import the library and trace its functions again, in seconds.
 pytestmark = pytest.mark.xdist_group("jaxmarl")
@@ -195,6 +197,48 @@ def test_the_data_are_those_of_the_library(
             stock.begin(over)
     assert ends >= WORLDS
     assert (n_truncated == ends) == limit_only
+
+
+@pytest.mark.parametrize(("task", "options"), [TAG, SMAX, COIN_GAME])
+def test_worlds_on_a_device_give_the_data_of_those_with_arrays(
+    task: str, options: dict[str, Any]
+) -> None:
+    arrays, tensors = (
+        factory_of(task, **options),
+        factory_of(task, **options, device="cpu"),
+    )
+    torch.manual_seed(0)
+    policy = make_policy(arrays, num_cells=(8,), check_mask=False)
+    policy.register_forward_hook(lambda *_: None)  # Both loops call it.
+    keywords: Any = {"frames_per_batch": WORLDS * 20, "seed": SEED}
+    keywords |= {"max_frames_per_traj": 13}
+    for acts in (None, policy):
+        with (
+            Collector(arrays, acts, **keywords) as one,
+            Collector(tensors, acts, **keywords) as two,
+        ):
+            for _ in range(2):
+                expected, actual = one.next(), two.next()
+                for key in expected.keys(True, True):
+                    assert torch.equal(actual[key], expected[key]), key
+            assert "On cpu" in two.explain()[0]
+            assert two.stats()["episodes"] == one.stats()["episodes"] > 0
+
+
+def test_check_env_copies_the_tensors_of_a_device() -> None:
+    task, options = TAG
+    check_env(factory_of(task, **options, device="cpu"), episodes=1, steps=6)
+
+
+def test_a_device_that_jax_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def devices(platform: str) -> None:
+        raise RuntimeError(f"no {platform} here")
+
+    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match="cuda:0, but JAX finds no gpu: no gpu here"):
+        JaxMarlEnv("switch_riddle", 2, device="cuda:0")
 
 
 # `scripts/environments.py jaxmarl` checks every task. Compiling them takes minutes.
