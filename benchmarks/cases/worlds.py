@@ -11,7 +11,8 @@ in how episodes end; divide the times by each other to get the curve. Then whole
 trajectories are compared with plain batches.
 
 The last rows have VMAS and JaxMARL. Their bare loops call the library without our
-adapter. For VMAS, TorchRL's collector over its ``VmasEnv`` is measured, too.
+adapter. Our collector is measured with arrays and with tensors of the torch device
+"cpu", and for VMAS so is TorchRL's collector over its ``VmasEnv``.
 """
 
 from collections.abc import Callable
@@ -322,6 +323,7 @@ def batches(
     *,
     network: bool,
     torchrl: Callable[[EnvDescription], Any] | None = None,
+    on_device: Callable[[], BatchedEnv] | None = None,
 ) -> dict[str, Alternative]:
     """Return the bare loop, our collector, and TorchRL's.
 
@@ -331,6 +333,7 @@ def batches(
         stock: builds the library's worlds.
         network: whether a network acts, and not chance.
         torchrl: builds TorchRL's environment, with the groups of the description.
+        on_device: builds our environment with tensors of a device.
     """
     env = factory()
     description, worlds = env.description, env.worlds
@@ -344,6 +347,8 @@ def batches(
         "bare loop": Alternative(bare_loop(stock(), description, worlds, act)),
         "Collector": collect(stack, factory, worlds, policy),
     }
+    if on_device is not None:
+        systems["Collector, on a device"] = collect(stack, on_device, worlds, policy)
     if torchrl is not None:
         from torchrl.collectors import Collector as TheirCollector
 
@@ -383,12 +388,16 @@ def vmas(stack: ExitStack, scenario: str, worlds: int) -> dict[str, Alternative]
             seed=0,
         )
 
+    ours = partial(
+        VmasEnv, scenario, worlds, continuous_actions=False, max_steps=PERIOD
+    )
     return batches(
         stack,
-        partial(VmasEnv, scenario, worlds, continuous_actions=False, max_steps=PERIOD),
+        ours,
         partial(StockVmas, scenario, worlds),
         network=True,
         torchrl=theirs,
+        on_device=partial(ours, device="cpu"),
     )
 
 
@@ -399,7 +408,8 @@ def jaxmarl(
     from marl_collect.envs import JaxMarlEnv
 
     ours, stock = partial(JaxMarlEnv, task, worlds), partial(StockJaxMarl, task, worlds)
-    return batches(stack, ours, stock, network=network)
+    tensors = partial(ours, device="cpu")
+    return batches(stack, ours, stock, network=network, on_device=tensors)
 
 
 def trajectories(stack: ExitStack, worlds: int, ends: str) -> dict[str, Alternative]:
@@ -436,21 +446,25 @@ def cases() -> list[Case]:
         for ends in ENDS[1:]
         for worlds in (64, 1024)
     ]
+    # Worlds of balance end one by one.
+    simulated = [("simple_spread", 1024)]
+    simulated += [(name, k) for name in ("navigation", "balance") for k in WORLDS[3:]]
     scenarios = [
         Case(
-            f"vmas/{scenario}, 1024 worlds, network",
-            partial(vmas, scenario=scenario, worlds=1024),
+            f"vmas/{scenario}, {worlds} worlds, network",
+            partial(vmas, scenario=scenario, worlds=worlds),
             work,
         )
-        for scenario in ("navigation", "simple_spread")
+        for scenario, worlds in simulated
     ]
     spread = "MPE_simple_spread_v3"
     compiled = [
         Case(
-            f"jaxmarl/{spread}, 4096 worlds, {acting}",
-            partial(jaxmarl, task=spread, worlds=4096, network=acting == "network"),
+            f"jaxmarl/{spread}, {worlds} worlds, {acting}",
+            partial(jaxmarl, task=spread, worlds=worlds, network=acting == "network"),
             work,
         )
         for acting in ("random actions", "network")
+        for worlds in WORLDS[3:]
     ]
     return [*steps, *collectors, *scenarios, *compiled]
