@@ -26,7 +26,7 @@ COUNTED = ["frames", "batches", "episodes", "mean_returns", "mean_length"]
 def policy_for(factory: Any, **keywords: Any) -> nn.Module:
     """A policy that is called in both loops: replayed operations may round."""
     torch.manual_seed(1)
-    policy = make_policy(factory, num_cells=(8,), **keywords)
+    policy = make_policy(factory().description, num_cells=(8,), **keywords)
     policy.register_forward_hook(lambda *_: None)
     return policy
 

@@ -61,7 +61,9 @@ def test_nothing_waits(monkeypatch: pytest.MonkeyPatch, seed: int, acts: str) ->
     host, _ = alike(spec)
     policy = None
     if acts == "gru":
-        policy = make_policy(host, num_cells=(4,), recurrent="gru", check_mask=False)
+        policy = make_policy(
+            host().description, num_cells=(4,), recurrent="gru", check_mask=False
+        )
     with counted(monkeypatch) as operations:
         run(spec, policy, 40, max_frames_per_traj=5)
         waits, kernels = operations.waits.total(), operations.kernels.total()
@@ -92,7 +94,7 @@ def test_kernels_of_a_frame(
 ) -> None:
     """Every key that is copied counts, even if the device copies them together."""
     host, _ = alike(spec)
-    policy = make_policy(host, num_cells=(4,))
+    policy = make_policy(host().description, num_cells=(4,))
     with counted(monkeypatch, policy) as operations:
         run(spec, policy, 5 * 10)
         few = operations.kernels.total()

@@ -208,7 +208,7 @@ def test_worlds_on_a_device_give_the_data_of_those_with_arrays(
         factory_of(task, **options, device="cpu"),
     )
     torch.manual_seed(0)
-    policy = make_policy(arrays, num_cells=(8,), check_mask=False)
+    policy = make_policy(arrays().description, num_cells=(8,), check_mask=False)
     policy.register_forward_hook(lambda *_: None)  # Both loops call it.
     keywords: Any = {"frames_per_batch": WORLDS * 20, "seed": SEED}
     keywords |= {"max_frames_per_traj": 13}

@@ -299,7 +299,7 @@ def test_worlds_on_a_device_give_the_data_of_those_with_arrays(
 ) -> None:
     make = partial(VmasEnv, scenario, 8, max_steps=6, **options)
     torch.manual_seed(0)
-    policy = make_policy(make, num_cells=(8,))
+    policy = make_policy(make().description, num_cells=(8,))
     policy.register_forward_hook(lambda *_: None)  # Both loops call it.
     for acts in (None, policy):
         keywords: Any = {"frames_per_batch": 8 * 9, "seed": 3, "max_frames_per_traj": 5}

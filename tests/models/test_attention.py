@@ -16,7 +16,7 @@ pytest.importorskip("pettingzoo")
 
 from workloads.counting import CountingEnv
 
-from marl_collect import Collector, describe
+from marl_collect import Collector
 from marl_collect.core.description import EnvDescription
 from marl_collect.models import (
     MultiAgentAttention,
@@ -160,7 +160,7 @@ def permuted(description: EnvDescription, group: str, order: list[int]) -> Any:
 
 @pytest.fixture(scope="module")
 def description() -> EnvDescription:
-    return describe(CountingEnv)
+    return CountingEnv().description
 
 
 def test_values_do_not_depend_on_the_order_of_others(
@@ -243,7 +243,9 @@ def test_a_critic_takes_no_function_as_its_network(
 @pytest.mark.parametrize("share_params", [True, False])
 def test_collectors_act_with_it_as_the_module_does(share_params: bool) -> None:
     """Also with its recorded operations, which replace the module's calls."""
-    policy = make_policy(HUNTERS, device="meta", share_params=share_params, **OPTIONS)
+    policy = make_policy(
+        HUNTERS().description, device="meta", share_params=share_params, **OPTIONS
+    )
     with Collector(HUNTERS, policy, frames_per_batch=60, total_frames=120) as collector:
         for batch in collector:
             again = copy.deepcopy(collector.policy)(batch.clone())
