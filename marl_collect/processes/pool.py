@@ -145,10 +145,11 @@ class WorkerPool:
                     raise SystemExit from None  # The servers were ended before.
                 raise
             self._release = undo.pop_all()
+        handles = self._handles  # Not self: a cycle would keep what the pool releases.
         self._watch = HangWatch(
             self.status_board,
             start_timeout,
-            lambda worker: linux.is_stopped(self._handles[worker].pid),
+            lambda worker: linux.is_stopped(handles[worker].pid),
         )
         self._closed = False
         cleanup.register(self)
