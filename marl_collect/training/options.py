@@ -381,6 +381,14 @@ class TrainingOptions(Options):
         ),
     ] = None
     hidden_size: Annotated[int, Option("units of recurrent networks", at_least=1)] = 64
+    network: Annotated[
+        Literal["attention"] | None,
+        Option(
+            '``"attention"``: networks that see several agents attend to them instead '
+            "of joining their observations. These are the critics of MAPPO and MAA2C, "
+            "and policies and values of centralised setups. It has no memory"
+        ),
+    ] = None
     initial: Annotated[
         str | None,
         Option(
@@ -513,10 +521,16 @@ class TrainingOptions(Options):
 
 
 def network_options(
-    setup: Setup, options: TrainingOptions, description: EnvDescription
+    setup: Setup,
+    options: TrainingOptions,
+    description: EnvDescription,
+    *,
+    centralised: bool,
 ) -> dict[str, Any]:
     """Return the options that ``make_policy`` and ``make_critic`` share."""
+    attends = centralised and options.network is not None
     return {
+        "centralised": centralised,
         "share_params": setup.share_params,
         "agent_ids": setup.agent_ids,
         "num_cells": options.num_cells,
@@ -525,6 +539,7 @@ def network_options(
         "hidden_size": options.hidden_size,
         "conv": convolutions(options.conv, description)
         | {"dtype": getattr(torch, options.conv_dtype)},
+        **({"network": options.network} if attends else {}),
     }
 
 
@@ -532,5 +547,4 @@ def policy_options(
     setup: Setup, options: TrainingOptions, description: EnvDescription
 ) -> dict[str, Any]:
     """Return the options of ``make_policy`` that do not depend on the algorithm."""
-    shared = network_options(setup, options, description)
-    return {"centralised": setup.centralised, **shared}
+    return network_options(setup, options, description, centralised=setup.centralised)

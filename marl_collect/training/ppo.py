@@ -50,6 +50,7 @@ much for pictures of bytes and the default convolutions."""
 
 
 _ACTOR_CRITIC = ("ia2c", "maa2c")
+_JOINT_CRITIC = ("mappo", "maa2c")
 _GAINS = {
     "relu": nn.init.calculate_gain("relu"),
     "tanh": nn.init.calculate_gain("tanh"),
@@ -91,12 +92,12 @@ class PPOLearner(Learner):
         """Whether each batch is learnt from in a single step."""
         self.prefetch = options.ppo.prefetch
         self.policy = make_policy(description, **self.policy_options).to(self.device)
-        shared = network_options(setup, options, description)
+        of_critic = network_options(
+            setup, options, description, centralised=setup.algorithm in _JOINT_CRITIC
+        )
         if not self.ppo.recurrent_critic:
-            shared["recurrent"] = None
-        self.critic = make_critic(
-            description, centralised=setup.algorithm in ("mappo", "maa2c"), **shared
-        ).to(self.device)
+            of_critic["recurrent"] = None
+        self.critic = make_critic(description, **of_critic).to(self.device)
         if self.ppo.orthogonal:
             gain = _GAINS[options.activation]
             for name in description.groups:
@@ -132,6 +133,9 @@ class PPOLearner(Learner):
             return True
         sequences = ("ppo.sequence_frames", "ppo.recurrent_critic")
         if options.recurrent is None and setting in sequences:
+            return True
+        joint = setup.centralised or setup.algorithm in _JOINT_CRITIC
+        if not joint and setting == "network":
             return True
         if options.ppo.n_steps is not None and setting == "ppo.lmbda":
             return True
@@ -442,6 +446,8 @@ class PPOLearner(Learner):
         for name in self.description.groups:
             keys |= {(name, "action"), (name, "action_log_prob")}
             keys |= {("next", name, k) for k in ("reward", *flags)} | {(name, "done")}
+            if self.options.network is not None:
+                keys.add((name, "terminated"))
             for key in batch[name].keys(include_nested=True, leaves_only=True):
                 parts = key_path(key)
                 if parts[0] == "observation":

@@ -25,7 +25,7 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.tensordicts import take_rows
 from marl_collect.core.torch_defaults import float32_on
 from marl_collect.models import QMixer, RecurrentModule, VDNMixer, make_policy
-from marl_collect.models.group_network import GroupNetwork
+from marl_collect.models.group_network import GroupNetwork, read_leaves
 from marl_collect.models.layers.inputs import Leaf, observation_leaves
 from marl_collect.models.policy_options import PolicyOptions
 from marl_collect.training.advantages import acting, members, waiting
@@ -113,8 +113,9 @@ class ValueLearner(Learner):
             )
         self.apart = setup.algorithm == "iql"
         """Whether each agent's value is learnt by itself."""
-        self.leaves = observation_leaves(
-            self.group.observation, (self.name, "observation")
+        observed = self.group.observation
+        self.leaves = read_leaves(
+            observed, self.name, PolicyOptions(**self.policy_options)
         )
         made: Any = make_policy(description, **self.policy_options)
         self.policy = made.to(self.device)
@@ -123,12 +124,13 @@ class ValueLearner(Learner):
         if setup.algorithm == "vdn":
             mixer = SumMixer(self.group.n_agents)
         if setup.algorithm == "qmix":
-            shared = PolicyOptions(
-                centralised=setup.centralised,
-                **network_options(setup, options, description),
-            )
             mixer = ObservationMixer(
-                self.leaves, self.group.n_agents, shared, self.value
+                observation_leaves(observed, (self.name, "observation")),
+                self.group.n_agents,
+                PolicyOptions(
+                    **network_options(setup, options, description, centralised=False)
+                ),
+                self.value,
             ).to(self.device)
         self.online = ActionValues(made[0], mixer)
         self.target = copy.deepcopy(self.online).requires_grad_(requires_grad=False)
@@ -168,6 +170,8 @@ class ValueLearner(Learner):
         if setup.algorithm != "qmix" and setting.startswith("value.mixing_"):
             return True
         if setup.algorithm != "iql" and setting == "reward":
+            return True
+        if not setup.centralised and setting == "network":
             return True
         other = "frames" if _whole_episodes(options) else "episodes"
         of_others = (f"value.minibatch_{other}", f"value.{other}_per_update")
@@ -437,6 +441,7 @@ class ObservationMixer(nn.Module):
             return nn.Sequential(nn.Linear(n_inputs, width), nn.ReLU())
 
         shared = replace(options, share_params=True, agent_ids=False)
+        self.n_leaves = len(leaves)
         self.encoder = GroupNetwork(leaves, n_agents, shared, code)
         self.norm = value.mixing_norm
         self.mixer = QMixer(
@@ -455,8 +460,11 @@ class ObservationMixer(nn.Module):
                     layer.weight.mul_(value.mixing_gain)
 
     def forward(self, chosen: Tensor, *observations: Tensor) -> Tensor:
-        """Mix values ``[*B, n, 1]`` into ``[*B, 1]``."""
-        state = self.encoder(*observations).flatten(-2)
+        """Mix values ``[*B, n, 1]`` into ``[*B, 1]``.
+
+        Flags may follow the arrays of the observation; they are not read.
+        """
+        state = self.encoder(*observations[: self.n_leaves]).flatten(-2)
         # The weights of the mixture are linear in the state, in two layers. Without a
         # bound, states far from the others get values that are too high, the targets
         # spread them, and returns fall: on simple_spread after 60,000 frames.

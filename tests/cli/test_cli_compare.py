@@ -329,13 +329,17 @@ def test_a_wrong_argument_is_an_error_before_anything_starts(
         (["vdn-local-shared", "mappo-local-shared"], "ppo.lr=0.1", False),
         (["ippo-local-shared"], "ppo.lr=0.1", False),
         (["vdn-local-shared"], "value.tau=0.1", False),
+        (["ippo-local-shared", "qmix-local-shared"], "network=attention", True),
+        (["ippo-centralised-shared"], "network=attention", False),
+        (["mappo-local-shared"], "network=attention", False),
+        (["vdn-centralised-shared"], "network=attention", False),
     ],
 )
 def test_a_setting_that_no_setup_reads_is_refused(
     setups: list[str], setting: str, ignored: bool, tmp_path: Path
 ) -> None:
     name, _, text = setting.partition("=")
-    value = text if name == "reward" else float(text)
+    value = text if name in ("reward", "network") else float(text)
     comparison = Comparison(
         Task(TASK, CountingEnv, CountingEnv().description, {}),
         [Setup.parse(setup) for setup in setups],
@@ -346,7 +350,8 @@ def test_a_setting_that_no_setup_reads_is_refused(
     if not ignored:
         check_settings(comparison, [name])
         return
-    with pytest.raises(ValueError, match=f"{name} has no effect on {setups[0]}: omit"):
+    names = ", ".join(setups)
+    with pytest.raises(ValueError, match=f"{name} has no effect on {names}: omit"):
         check_settings(comparison, [name])
 
 

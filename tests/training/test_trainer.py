@@ -89,22 +89,25 @@ HUNTERS = partial(CountingEnv, n_prey=0)
 
 
 @pytest.mark.parametrize(
-    ("name", "recurrent"),
+    ("name", "settings"),
     [
-        ("mappo-local-shared", None),
-        ("mappo-local-own-ids", "gru"),
-        ("qmix-local-shared", None),
-        ("iql-local-shared-ids", "gru"),
+        ("mappo-local-shared", {}),
+        ("mappo-local-own-ids", {"recurrent": "gru", "standardise_rewards": True}),
+        ("mappo-centralised-shared", {"network": "attention"}),
+        ("qmix-local-shared", {}),
+        ("qmix-centralised-own", {"network": "attention"}),
+        ("iql-local-shared-ids", {"recurrent": "gru", "standardise_rewards": True}),
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(
-    name: str, recurrent: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str,
+    settings: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "marl_collect")
     task, setup = task_of(HUNTERS), Setup.parse(name)
-    options = COUNTING.with_settings(
-        {"recurrent": recurrent, "standardise_rewards": recurrent is not None}
-    )
+    options = COUNTING.with_settings(settings)
     straight = Trainer(task, setup, options, 3, tmp_path / "straight").run()
     with pytest.raises(StopError):
         Trainer(task, setup, options, 3, tmp_path / "stopped", StopAt(200)).run()

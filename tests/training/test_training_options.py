@@ -72,6 +72,7 @@ def test_settings_reach_the_parts() -> None:
         ("ppo.entropy_coeff", float("nan"), "ppo.entropy_coeff must be a number of at"),
         ("value.replay", "all", "value.replay must be one of 'auto', 'frames'"),
         ("recurrent", "rnn", "recurrent must be one of 'gru', 'lstm', None"),
+        ("network", "mlp", "network must be one of 'attention', None"),
         ("num_cells", ["a"], "num_cells must be a sequence of integers of at"),
         ("num_cells", [0], "num_cells must be a sequence of integers of at"),
         ("max_frames_per_traj", "ten", "max_frames_per_traj must be an integer of"),

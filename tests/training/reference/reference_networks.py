@@ -88,6 +88,42 @@ def everybody(x: Tensor, n: int | None = None) -> Tensor:
     return joint.expand(*joint.shape[:-2], n or x.shape[-2], joint.shape[-1])
 
 
+def attend(
+    x: Tensor, absent: Tensor, layer_weights: Layers, *, ids: bool = False
+) -> Tensor:
+    """Return the outputs ``[..., n, k]`` of agents that attend to each other.
+
+    Args:
+        x: features ``[..., n, k]``.
+        absent: agents to which no other attends, bool ``[..., n]``.
+        layer_weights: encoder, queries with keys and values, and the last layer.
+        ids: whether identities follow the features and the flag.
+    """
+    n, outputs = x.shape[-2], []
+    x = torch.cat([x, absent.double().unsqueeze(-1)], -1)
+    if ids:
+        x = torch.cat([x, torch.eye(n).double().expand(*x.shape[:-1], n)], -1)
+    for i in range(n):
+        # Agent i has a network of its own, which it applies to all agents.
+        *encoder, project, last = [
+            (weight, bias) if weight.ndim == 2 else (weight[i].T, bias[i, 0])
+            for weight, bias in layer_weights
+        ]
+        codes = perceptron(x, encoder, activate_last=True)
+        queries, keys, contents = linear(codes, *project).chunk(3, -1)
+        query, size = queries[..., i, :], codes.shape[-1]
+        weights, total = [], torch.zeros_like(codes[..., 0, :])
+        for j in range(n):
+            product = (query * keys[..., j, :]).sum(-1).div(size**0.5).exp()
+            visible = ~absent[..., j] if i != j else torch.ones_like(absent[..., j])
+            weights.append(product * visible)
+        for j in range(n):
+            share = weights[j] / torch.stack(weights).sum(0)
+            total = total + share.unsqueeze(-1) * contents[..., j, :]
+        outputs.append(linear(torch.cat([codes[..., i, :], total], -1), *last))
+    return torch.stack(outputs, -2)
+
+
 def gru(x: Tensor, h: Tensor, weights: Weights) -> Tensor:
     """Return the state ``[..., n, k]`` after a step."""
     (inputs,), (hidden,) = layers(weights, ".input."), layers(weights, ".hidden.")

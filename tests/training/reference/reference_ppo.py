@@ -32,6 +32,7 @@ class Settings:
     critic: float
     length: int  # of sequences
     remembers: bool  # whether the critic is recurrent
+    attends: bool  # whether networks that see several agents attend to them
     n_steps: int | None
     normal: bool
     bootstraps: bool
@@ -62,6 +63,12 @@ def policy_outputs(
 ) -> Any:
     """Return the outputs of a group ``[S, T, n, k]`` of sequences ``[S, T]``."""
     agent_weights = part(weights, index, name, settings.groups)
+    if settings.attends and settings.centralised:
+        absent = batch[name, "terminated"][..., 0]
+        x = networks.encode(batch[name, "observation"], agent_weights)
+        return networks.attend(
+            x, absent, networks.hidden_layers(agent_weights), ids=settings.ids
+        )
     x = networks.encode(batch[name, "observation"], agent_weights, settings.ids)
     x = networks.everybody(x) if settings.centralised else x
     if not settings.recurrent:
@@ -117,6 +124,30 @@ def plain_central(
     }
 
 
+def attending_central(
+    weights: Weights, batch: Any, settings: Settings
+) -> dict[str, Tensor]:
+    """Return the values of critics that attend to the agents of all groups."""
+    out, begin = {}, 0
+    for index, (name, n) in enumerate(settings.groups.items()):
+        critic = part(weights, index, name, settings.groups)
+        codes, absent = [], []
+        for number, other in enumerate(settings.groups):
+            encoder = {k: w for k, w in critic.items() if f"encoders.{number}." in k}
+            x = networks.encode(batch[other, "observation"], encoder, settings.ids)
+            code = networks.layers(encoder, "mlp")
+            codes.append(networks.perceptron(x, code, activate_last=True))
+            absent.append(batch[other, "terminated"][..., 0])
+        values_of_all = networks.attend(
+            torch.cat(codes, -2),
+            torch.cat(absent, -1),
+            networks.layers(critic, "attention"),
+        )
+        out[name] = values_of_all[..., begin : begin + n, 0]
+        begin += n
+    return out
+
+
 def critic_states(
     weights: Weights, batch: Any, settings: Settings
 ) -> dict[str, Tensor]:
@@ -154,6 +185,8 @@ def values(
         first: states before each sequence, by group, for a recurrent critic.
         begins: where an episode begins.
     """
+    if settings.central and settings.attends:
+        return attending_central(weights, batch, settings)
     pictures = "picture" in batch[next(iter(settings.groups)), "observation"]
     if settings.central and not pictures and not settings.remembers:
         plain = plain_central(weights, batch, settings)

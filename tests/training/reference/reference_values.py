@@ -23,6 +23,7 @@ class Settings:
     centralised: bool
     ids: bool
     recurrent: bool
+    attends: bool  # whether values that see several agents attend to them
     team: bool
     gamma: float
     scale: float
@@ -37,9 +38,12 @@ def action_values(weights: Weights, group: Any, settings: Settings) -> Tensor:
 
     A recurrent network remembers the frames from the first one on.
     """
+    hidden = networks.hidden_layers(weights)
+    if settings.attends and settings.centralised:
+        x = networks.encode(group["observation"], weights)
+        return networks.attend(x, group["terminated"], hidden, ids=settings.ids)
     x = networks.encode(group["observation"], weights, settings.ids)
     x = networks.everybody(x) if settings.centralised else x
-    hidden = networks.hidden_layers(weights)
     if not settings.recurrent:
         return networks.perceptron(x, hidden)
     x = networks.perceptron(x, hidden, activate_last=True).unsqueeze(0)
@@ -134,10 +138,12 @@ def squared_errors(
         key: torch.cat([root["observation", key][:1], after["observation", key]])
         for key in root["observation"].keys()
     }
+    absent = torch.cat([root["terminated"][:1], after["terminated"]])[..., 0]
     follows, ended, counts = known(sequence, settings)
 
     def over(network: Weights) -> Tensor:
-        return action_values(network, {"observation": path}, settings)
+        group = {"observation": path, "terminated": absent}
+        return action_values(network, group, settings)
 
     with torch.no_grad():
         values_after = over(target["values"])[1:]

@@ -17,7 +17,7 @@ from marl_collect.training.learner import RunningMoments
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.ppo import PPOLearner
 
-CASES = 24
+CASES = 40
 FRAMES = 12
 ENVIRONMENTS = 3
 
@@ -84,7 +84,15 @@ def drawn(seed: int) -> tuple[Kind, Setup, dict[str, Any]]:
     }
     if pick.random() < 0.4:
         setup = replace(setup, algorithm=ACTOR_CRITIC[setup.algorithm])
+    remembers = settings["recurrent"] is not None and setup.centralised
+    remembers |= memory and central(setup)
+    settings["network"] = None if remembers or pick.random() < 0.3 else "attention"
     return kind, setup, settings
+
+
+def central(setup: Setup) -> bool:
+    """Return whether the critic sees all agents."""
+    return setup.algorithm in ("mappo", "maa2c")
 
 
 ACTOR_CRITIC = {"ippo": "ia2c", "mappo": "maa2c"}
@@ -120,7 +128,7 @@ def case(seed: int) -> tuple[Any, Any, reference.Settings]:
         batch,
         reference.Settings(
             groups=kind.groups,
-            central=setup.algorithm in ("mappo", "maa2c"),
+            central=central(setup),
             once=setup.algorithm in ACTOR_CRITIC.values(),
             centralised=setup.centralised,
             ids=setup.agent_ids,
@@ -135,6 +143,7 @@ def case(seed: int) -> tuple[Any, Any, reference.Settings]:
             critic=options.ppo.critic_coeff,
             length=options.ppo.sequence_frames if recurrent else 1,
             remembers=recurrent and ppo.recurrent_critic,
+            attends=options.network == "attention",
             n_steps=ppo.n_steps,
             normal=ppo.normalise_advantages,
             bootstraps=options.bootstrap_limits,
@@ -249,6 +258,16 @@ def test_the_cases_have_everything() -> None:
     assert {len(kind.groups) for kind, _, _ in cases} == {1, 2}
     assert len({(s["standardise_rewards"], s["reward"]) for _, _, s in cases}) == 4
     assert {s["bootstrap_limits"] for _, _, s in cases} == {True, False}
+    attention = [(k, a, s) for k, a, s in cases if s["network"] is not None]
+    policies = [(k, a) for k, a, _ in attention if a.centralised]
+    critics = [(k, a) for k, a, _ in attention if central(a)]
+    for seen in (policies, critics):
+        assert {a.share_params for _, a in seen} == {True, False}
+        assert {a.agent_ids for _, a in seen} == {True, False}
+        assert {len(kind.groups) for kind, _ in seen} == {1, 2}
+        assert any(kind.picture for kind, _ in seen)
+        assert any(kind.deaths for kind, _ in seen)
+    assert any(central(a) and s["recurrent"] for _, a, s in attention)
     for name, count in (
         ("recurrent_critic", 2),
         ("target_tau", 2),

@@ -69,6 +69,8 @@ def drawn(seed: int) -> tuple[Kind, Setup, dict[str, Any]]:
         "value.mixing_norm": pick.random() < 0.5,
         "value.max_grad_norm": pick.choice([0.1, 100.0]),
     }
+    if setup.centralised and recurrent is None:
+        settings["network"] = pick.choice([None, "attention"])
     return kind, setup, settings
 
 
@@ -127,6 +129,7 @@ class Case:
             centralised=setup.centralised,
             ids=setup.agent_ids,
             recurrent=options.recurrent is not None,
+            attends=options.network == "attention",
             team=options.reward == "team",
             gamma=options.gamma,
             scale=options.reward_scale,
@@ -219,6 +222,11 @@ def test_the_cases_have_everything() -> None:
     assert any(kind.turns for kind, _ in qmix)
     setups = {(a.algorithm, a.centralised, a.share_params) for _, a, _ in cases}
     assert len(setups) == 12
+    attention = [(kind, a) for kind, a, s in cases if s.get("network")]
+    assert {a.share_params for _, a in attention} == {True, False}
+    assert {a.agent_ids for _, a in attention} == {True, False}
+    assert {a.algorithm for _, a in attention} == {"iql", "vdn", "qmix"}
+    assert any(kind.deaths for kind, _ in attention)
     for algorithm in ("iql", "vdn", "qmix"):
         drawn_settings = [s for _, a, s in cases if a.algorithm == algorithm]
         for name in ("recurrent", "double_q", "bootstrap_limits", "replay", "tau"):
