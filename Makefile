@@ -4,14 +4,14 @@
 #
 #   make demo       install the example's requirements, and collect 20,000 frames
 #   make try        install the core and pytest alone, and run tests that need no more
-#   make check      everything that CI runs, cheapest first; nothing if it has passed before
+#   make check      everything that CI runs, cheapest first, up to the first failure
 #   make test       install every extra, MeltingPot included, and run the tests
 #   make test-random-order  run them in a random order: SEED=7 repeats one
 #   make test-fast  run the tests that start no process: at every change
 #   make test-versions  run the core tests with the oldest and the newest tensordict, and
 #                   with the newest releases of everything on newer Pythons
 #   make docs       install what the documentation needs, and build it into build/docs
-#   make check-package  build, install in clean environments, run the README's commands
+#   make check-package  build, install in clean environments, and run
 #   make fuzz       compare new random combinations with the reference (TIMES=20)
 #   make fuzz-storage  damage datasets at random, and kill their writers and readers;
 #                      reading must not give wrong data
@@ -96,9 +96,12 @@ test-fast: $(STAMP_ALL)
 test-processes: $(STAMP_ALL)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --processes $(ARGS)
 
-# See scripts/check.py for the order.
+# Cheapest first. test-fast and test-processes together are all the tests.
+CHECKS := lint format-check docs typecheck test-fast test-processes test-tensordict
 check: $(STAMP_ALL)
-	$(BIN)/python scripts/check.py
+	@for step in $(CHECKS); do \
+		echo "--- make $$step" && $(MAKE) --no-print-directory $$step || exit 1; \
+	done
 
 test-versions: test-tensordict $(NEWER_PYTHONS:%=test-python-%)
 
@@ -135,8 +138,8 @@ $(VERSIONS)/%/.made: $(STAMP_ALL) Makefile
 docs: $(STAMP_DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# Builds wheel and sdist, installs them in clean environments outside the checkout, and runs
-# the README's commands. EXTRAS="video ray" checks these extras, one after the other.
+# Builds wheel and sdist, installs them in clean environments outside the checkout, and
+# runs commands. EXTRAS="video ray" checks these extras, one after the other.
 check-package: $(STAMP_ALL)
 	$(BIN)/python scripts/check_package.py $(EXTRAS)
 

@@ -1,9 +1,7 @@
 """Check what a user of pip gets: build, install in clean environments, and run.
 
-    python scripts/check_package.py               # the wheel and the sdist
-    python scripts/check_package.py video ray     # and the wheel with each extra alone
-    python scripts/check_package.py --every-extra # with each extra of pyproject.toml
-    python scripts/check_package.py --readme      # the README's commands for pip users
+    python scripts/check_package.py            # the wheel and the sdist
+    python scripts/check_package.py video ray  # and the wheel with each extra alone
 
 Wheel and sdist are built from the tracked files of the checkout, without a network if
 setuptools is installed here. Each environment is new, lies outside the checkout, and is
@@ -12,7 +10,6 @@ deleted afterwards. One failure does not end the run; a summary comes last.
 
 import argparse
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -43,51 +40,6 @@ print(marl_collect.__version__, home)
 COUNTING = "workloads.counting:CountingEnv"
 
 _INFO = "marl-collect info {}"
-_RAY = """
-from marl_collect.distributed import RayCollector
-from workloads.counting import CountingEnv
-with RayCollector(
-    CountingEnv, frames_per_batch=20, total_frames=20, ray_init_config={"num_cpus": 2}
-) as collector:
-    assert sum(batch.numel() for batch in collector) == 20
-"""
-_TORCHRL = """
-from marl_collect.interop.torchrl import to_torchrl
-from workloads.counting import CountingEnv
-assert to_torchrl(CountingEnv()).rollout(5).shape[-1] == 5
-"""
-_BENCHMARL = """
-from benchmarl.algorithms import MappoConfig
-from marl_collect.interop.benchmarl import Experiment
-print(Experiment, MappoConfig.get_from_yaml())
-"""
-_VIDEO = """
-import numpy as np
-from marl_collect import write_video
-for name in ("some.mp4", "some.gif"):
-    print(write_video(name, [np.zeros((32, 32, 3), np.uint8)] * 5, fps=5))
-"""
-_VAULT = """
-import tensorstore
-from marl_collect.storage import import_vault
-print(import_vault)
-"""
-_COMPARE = f"""marl-collect compare {COUNTING} --setup ippo-local-shared --seeds 1 \
-    --frames 200 --workers 1 --set frames_per_batch=100 --set eval_interval=100 \
-    --set eval_episodes=2 --set final_episodes=2"""
-_LOGGERS = """
-from pathlib import Path
-from marl_collect.interop.loggers import RunLogger
-for name in ("csv", "tensorboard"):
-    with RunLogger(name, Path("run"), "seed_0", "task") as log:
-        log.add({"loss": 0.5}, 100)
-        log.write()
-print(sorted(Path("run").rglob("*.*")))
-"""
-_LAB2D = """
-from marl_collect.envs.lab2d.provider import FAMILY
-print(FAMILY.available_tasks())
-"""
 USES: dict[str, tuple[str, ...]] = {
     "pettingzoo": (
         _INFO.format("multiwalker_v9"),
@@ -99,7 +51,10 @@ USES: dict[str, tuple[str, ...]] = {
     "magent2": (_INFO.format("battle_v4"),),
     "atari": ("marl-collect envs atari",),
     "meltingpot": (_INFO.format("meltingpot/coins"),),
-    "dmlab2d": (_LAB2D, "import dmlab2d"),
+    "dmlab2d": (
+        "from marl_collect.envs.lab2d.provider import FAMILY; FAMILY.available_tasks()",
+        "import dmlab2d",
+    ),
     "jaxmarl": (_INFO.format("jaxmarl/MPE_simple_spread_v3"),),
     "lbforaging": (_INFO.format("lbforaging/Foraging-8x8-2p-3f-v3"),),
     "openspiel": (_INFO.format("openspiel/kuhn_poker"),),
@@ -107,15 +62,58 @@ USES: dict[str, tuple[str, ...]] = {
     "overcooked": (_INFO.format("overcooked/cramped_room"),),
     "rware": (_INFO.format("rware/rware-tiny-2ag-v2"),),
     "vmas": (_INFO.format("vmas/navigation"),),
-    "ray": (_RAY,),
-    "torchrl": (_TORCHRL,),
-    "benchmarl": (_BENCHMARL,),
-    "compare": (_COMPARE,),
-    "loggers": (_LOGGERS,),
-    "video": (_VIDEO,),
+    "ray": (
+        """
+from marl_collect.distributed import RayCollector
+from workloads.counting import CountingEnv
+with RayCollector(
+    CountingEnv, frames_per_batch=20, total_frames=20, ray_init_config={"num_cpus": 2}
+) as collector:
+    assert sum(batch.numel() for batch in collector) == 20
+""",
+    ),
+    "torchrl": (
+        """
+from marl_collect.interop.torchrl import to_torchrl
+from workloads.counting import CountingEnv
+assert to_torchrl(CountingEnv()).rollout(5).shape[-1] == 5
+""",
+    ),
+    "benchmarl": (
+        """
+from benchmarl.algorithms import MappoConfig
+from marl_collect.interop.benchmarl import Experiment
+print(Experiment, MappoConfig.get_from_yaml())
+""",
+    ),
+    "compare": (
+        (
+            f"marl-collect compare {COUNTING} --setup ippo-local-shared --seeds 1 "
+            "--frames 200 --workers 1 --set frames_per_batch=100 "
+            "--set eval_interval=100 --set eval_episodes=2 --set final_episodes=2"
+        ),
+    ),
+    "loggers": (
+        """
+from pathlib import Path
+from marl_collect.interop.loggers import RunLogger
+for name in ("csv", "tensorboard"):
+    with RunLogger(name, Path("run"), "seed_0", "task") as log:
+        log.add({"loss": 0.5}, 100)
+        log.write()
+""",
+    ),
+    "video": (
+        """
+import numpy as np
+from marl_collect import write_video
+for name in ("some.mp4", "some.gif"):
+    print(write_video(name, [np.zeros((32, 32, 3), np.uint8)] * 5, fps=5))
+""",
+    ),
     "datasets": ("marl-collect inspect {data}",),
     "minari": ("marl-collect export {data} --format minari --out x-v0",),
-    "vault": (_VAULT,),
+    "vault": ("import tensorstore; from marl_collect.storage import import_vault",),
     "cloud": ("import s3fs", "marl-collect copy {data} memory://store/data"),
     "plot": ("marl-collect inspect {data} --plot histograms.png",),
     "bench": ("import matplotlib, psutil, torchrl", _INFO.format("multiwalker_v9")),
@@ -123,8 +121,6 @@ USES: dict[str, tuple[str, ...]] = {
 }
 """What works with each extra alone: commands, or Python to run. ``{data}`` is a dataset
 that is collected before."""
-DATA = "collected"
-"""Its folder; the README's commands use other names."""
 NOT_IN_ALL = ("benchmarl", "jaxmarl", "overcooked")
 OTHER_VERSIONS = {"benchmarl": ("tensordict", "torchrl")}
 """Packages of which an extra needs other versions than constraints.txt has."""
@@ -177,29 +173,21 @@ def build(folder: Path) -> tuple[Path, Path]:
     return sdist, wheel
 
 
-def install(archive: Path, extras: str, folder: Path) -> Path:
-    """Install an archive with extras in a new environment; return its folder."""
-    name = extras.replace(",", "-") or "plain"
-    environment = folder / f"env-{archive.suffix[1:]}-{name}"
+def install(archive: Path, extra: str, environment: Path) -> None:
+    """Install an archive with an extra in a new environment."""
     python = environment / "bin" / "python"
     venv.create(environment, with_pip=True)
-    constraints = folder / "constraints.txt"
-    constraints.write_text(tested_versions(extras.split(",")))
-    if {"meltingpot", "all"} & set(extras.split(",")):
+    constraints = environment / "constraints.txt"
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines(True)
+    others = OTHER_VERSIONS.get(extra, ())
+    constraints.write_text("".join(x for x in lines if x.split("==")[0] not in others))
+    if extra in ("meltingpot", "all"):
         # As the README says: its archive of bots may be out of reach.
         script = ROOT / "scripts" / "install_meltingpot.py"
-        run(python, script, "--quiet", "-c", constraints, folder=folder)
+        run(python, script, "--quiet", "-c", constraints, folder=environment)
     options = ["--quiet", "--disable-pip-version-check", "--prefer-binary"]
     pip = [python, "-m", "pip", "install", *options, "--no-compile", "-c", constraints]
-    run(*pip, f"{archive}[{extras}]" if extras else archive, folder=folder)
-    return environment
-
-
-def tested_versions(extras: list[str]) -> str:
-    """Return constraints.txt without the packages of which extras need others."""
-    excluded = {name for extra in extras for name in OTHER_VERSIONS.get(extra, ())}
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines(True)
-    return "".join(line for line in lines if line.split("==")[0] not in excluded)
+    run(*pip, f"{archive}[{extra}]" if extra else archive, folder=environment)
 
 
 def check(archive: Path, extra: str, folder: Path) -> None:
@@ -208,79 +196,39 @@ def check(archive: Path, extra: str, folder: Path) -> None:
     Without an extra, the commands that need none run. The first use of an extra that
     reads a dataset collects it before.
     """
-    environment = install(archive, extra, folder)
+    environment = folder / f"env-{archive.suffix[1:]}-{extra or 'plain'}"
+    data, used = folder / "data", folder / f"use-{environment.name}"
+    used.mkdir()
+    variables = {"MINARI_DATASETS_PATH": str(used / "minari")}  # Not in the home.
     try:
-        python, command = (
-            environment / "bin" / "python",
-            environment / "bin" / "marl-collect",
-        )
-        print(run(python, "-P", "-c", TRY, ROOT, folder=folder).strip())
+        install(archive, extra, environment)
+        python, command = (environment / "bin" / x for x in ("python", "marl-collect"))
+        print(run(python, "-P", "-c", TRY, ROOT, folder=used).strip())
         if not extra:
-            run(command, "--version", folder=folder)
-            run(command, "info", COUNTING, folder=folder)
-        uses = [use for name in USES if name not in NOT_IN_ALL for use in USES[name]]
-        chosen = uses if extra == "all" else USES.get(extra, ())
-        if any("{data}" in use for use in chosen) and not (folder / DATA).exists():
-            amount = ["--frames", "100", "--policy", "random", "--quiet"]
-            run(command, "collect", COUNTING, *amount, "--out", DATA, folder=folder)
-        for use in chosen:
-            execute(
-                use.replace("{data}", DATA),
-                environment,
-                folder / f"use-{environment.name}",
-            )
+            run(command, "--version", folder=used)
+            run(command, "info", COUNTING, folder=used)
+        names = USES.keys() - set(NOT_IN_ALL) if extra == "all" else {extra}
+        for use in (use for name in USES if name in names for use in USES[name]):
+            if "{data}" in use and not data.exists():
+                amount = ["--frames", "100", "--policy", "random", "--quiet"]
+                run(command, "collect", COUNTING, *amount, "--out", data, folder=used)
+            if use.startswith("marl-collect "):
+                arguments = shlex.split(use.replace("{data}", str(data)))[1:]
+                run(command, *arguments, folder=used, **variables)
+            else:
+                (used / "use.py").write_text(use)  # Processes of Ray need a file.
+                run(python, "-P", "use.py", folder=used)
     finally:
         shutil.rmtree(environment)
-
-
-def execute(use: str, environment: Path, folder: Path) -> None:
-    """Run one use of an extra: a command of ours, or Python."""
-    folder.mkdir(exist_ok=True)
-    if not (folder / DATA).exists():
-        (folder / DATA).symlink_to(folder.parent / DATA)
-    variables = {"MINARI_DATASETS_PATH": str(folder / "minari")}  # Not in the home.
-    if use.startswith("marl-collect "):
-        _name, *arguments = shlex.split(use)
-        program = environment / "bin" / "marl-collect"
-        run(program, *arguments, folder=folder, **variables)
-    else:
-        (folder / "use.py").write_text(use)
-        python = environment / "bin" / "python"
-        run(python, "-P", "use.py", folder=folder, **variables)
-
-
-def check_readme(wheel: Path, folder: Path) -> None:
-    """Install as the README says, and run its script and commands."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    extras = dict.fromkeys(
-        re.findall(r'^pip .*"marl-collect\[([\w,]+)\]"', readme, re.M)
-    )
-    (script,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    commands = re.findall(r"^(marl-collect [^#\n]+)", readme, re.MULTILINE)
-    first = next(iter(extras))
-    for extra in extras:
-        environment = install(wheel, extra, folder)
-        use_folder = folder / f"use-{environment.name}"
-        run(environment / "bin" / "marl-collect", "info", COUNTING, folder=folder)
-        if extra == first:
-            execute(script, environment, use_folder)
-            for command in commands:
-                if command.split()[1] != "compare":  # It takes hours.
-                    execute(command, environment, use_folder)
-        shutil.rmtree(environment)
-        print(f"The README's commands work with [{extra}].")
 
 
 def main() -> None:
     """Build and check."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("extras", nargs="*", help="extras to install, one at a time")
-    parser.add_argument("--every-extra", action="store_true")
-    parser.add_argument("--readme", action="store_true")
-    arguments = parser.parse_args()
+    extras = parser.parse_args().extras
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared_extras = project["optional-dependencies"]
-    extras = sorted(declared_extras) if arguments.every_extra else arguments.extras
     unknown_extras = sorted(set(extras) - declared_extras.keys())
     if unknown_extras:
         raise SystemExit(
@@ -293,8 +241,6 @@ def main() -> None:
         checks = {a.name: partial(check, a, "", folder) for a in (sdist, wheel)}
         for extra in extras:
             checks[f"{wheel.name} [{extra}]"] = partial(check, wheel, extra, folder)
-        if arguments.readme:
-            checks["the README"] = partial(check_readme, wheel, folder)
         for number, (name, check_step) in enumerate(checks.items()):
             begin = time.monotonic()
             print(f"{number + 1} of {len(checks)}: {name}", flush=True)

@@ -51,6 +51,34 @@ def plan(target: str, venv: Path) -> list[str]:
     return process.stdout.replace("\\\n", "").splitlines()
 
 
+def test_check_makes_each_target_in_order_up_to_the_first_failure(
+    tmp_path: Path,
+) -> None:
+    assert "\nmake check\n" in (ROOT / ".ci" / "run").read_text("utf-8")
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    (rules,) = re.findall(r"^CHECKS := .*?\n\n", makefile, re.DOTALL | re.MULTILINE)
+    targets = rules.partition("\n")[0].split()[2:]
+    assert all(f"\n{target}: " in makefile for target in targets)
+    fails = "%:\n\t@echo made $@; test $@ != $(FAILS)\n"
+    (tmp_path / "Makefile").write_text(rules + fails, "utf-8")
+    outside = {name: value for name, value in os.environ.items() if "MAKE" not in name}
+    for failure in ("typecheck", "none"):
+        process = subprocess.run(
+            ["make", "check", f"FAILS={failure}"],
+            cwd=tmp_path,
+            env=outside,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        made = re.findall(r"^made (.*)", process.stdout, re.MULTILINE)
+        if failure == "none":
+            assert made == targets
+        else:
+            assert made == targets[: targets.index(failure) + 1]
+        assert (process.returncode == 0) == (failure == "none"), process.stderr
+
+
 @pytest.mark.parametrize("line", DECLARED)
 def test_the_constraints_give_each_requirement_a_version_it_allows(line: str) -> None:
     requirement = Requirement(line)
