@@ -1,11 +1,11 @@
 """Offline behaviour cloning: a network imitates a teacher's dataset on disk.
 
-    pip install "marl-collect[mpe,compare]"
+    pip install "marl-collect[mpe,datasets]"
     python examples/behaviour_cloning.py                        # a scripted teacher
     python examples/behaviour_cloning.py --teacher policy.pt    # of another example
 
 The teacher of simple_spread sends agent i to landmark i. Writes the dataset, the losses
-and returns (``progress.csv``, ``curve.png``) and ``policy.pt`` to ``--out``.
+and returns (``progress.csv``) and ``policy.pt`` to ``--out``.
 """
 
 import argparse
@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 from tensordict import TensorDictBase
 
-from marl_collect import describe, evaluate, record
-from marl_collect.envs import PettingZooEnv
+from marl_collect import describe, evaluate
 from marl_collect.models import load_policy, make_policy, save_policy
 from marl_collect.training.run_folder import write_table
 
@@ -34,12 +33,12 @@ parser.add_argument("--out", type=Path, default=Path("runs/behaviour_cloning"))
 args = parser.parse_args()
 
 try:
-    import matplotlib.pyplot as plt
+    from marl_collect import record
+    from marl_collect.envs import PettingZooEnv
 except ImportError as error:
-    install = 'pip install "marl-collect[mpe,compare]"'
+    install = 'pip install "marl-collect[mpe,datasets]"'
     raise SystemExit(f"{error}: {install}") from error
 
-args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
 torch.set_num_threads(1)  # Small networks are no faster with more threads.
 
@@ -113,8 +112,3 @@ for step in range(1, args.steps + 1):
         print(f"step {step:>6,}, loss {loss.item():.3f}, return {rows[-1][2]:.1f}")
 
 save_policy(args.out / "policy.pt", student, description, **network)
-
-steps, _, returns = zip(*rows, strict=True)
-plt.plot(steps, returns)
-plt.gca().set(xlabel="steps of the optimiser", ylabel="return of the team")
-plt.savefig(args.out / "curve.png", dpi=100)

@@ -31,7 +31,7 @@ except ImportError as error:
 
 
 class Progress(Callback):
-    """Prints progress, and writes it for ``marl-collect view FOLDER``."""
+    """Prints progress, and writes it to ``progress.csv`` in BenchMARL's folder."""
 
     def __init__(self):
         super().__init__()

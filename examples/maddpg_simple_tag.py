@@ -1,11 +1,11 @@
 """MADDPG on simple_tag, in plain PyTorch: three adversaries chase one agent.
 
-    pip install "marl-collect[mpe,compare]"
+    pip install "marl-collect[mpe,torchrl]"
     python examples/maddpg_simple_tag.py
 
 Both groups learn. An actor sees one agent's observation, a critic the observations and
 actions of all agents. In evaluations one group plays against random actions. Writes
-``progress.csv``, ``returns.png`` and ``policy.pt`` to ``--out``.
+``progress.csv`` and ``policy.pt`` to ``--out``.
 
 Source:
     Lowe et al., "Multi-Agent Actor-Critic for Mixed Cooperative-Competitive
@@ -14,7 +14,6 @@ Source:
 
 import argparse
 import copy
-import statistics
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +21,6 @@ import torch
 from torch import nn
 
 from marl_collect import MultiSyncCollector, describe, evaluate
-from marl_collect.envs import PettingZooEnv
 from marl_collect.models import make_policy, save_policy
 from marl_collect.training.checkpoint import Checkpoint
 from marl_collect.training.run_folder import write_table
@@ -32,11 +30,8 @@ parser.add_argument("--frames", type=int, default=100_000)
 parser.add_argument("--batch", type=int, default=1_000, help="frames per batch")
 parser.add_argument("--updates", type=int, default=50, help="per batch")
 parser.add_argument("--minibatch", type=int, default=256, help="frames")
-parser.add_argument("--buffer", type=int, default=100_000, help="frames")
 parser.add_argument("--warm-up", type=int, default=5_000, help="random frames")
 parser.add_argument("--lr", type=float, default=1e-3)
-parser.add_argument("--gamma", type=float, default=0.95)
-parser.add_argument("--tau", type=float, default=0.01)
 parser.add_argument("--games", type=int, default=200, help="per evaluation")
 parser.add_argument("--every", type=int, default=20, help="batches per evaluation")
 parser.add_argument("--workers", type=int, default=2)
@@ -46,13 +41,13 @@ parser.add_argument("--resume", action="store_true", help="continue from --out")
 args = parser.parse_args()
 
 try:
-    import matplotlib.pyplot as plt
     from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+    from marl_collect.envs import PettingZooEnv
 except ImportError as error:
-    install = 'pip install "marl-collect[mpe,compare]"'
+    install = 'pip install "marl-collect[mpe,torchrl]"'
     raise SystemExit(f"{error}: {install}") from error
 
-args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
 torch.set_num_threads(1)  # Small networks are no faster with more threads.
 
@@ -108,7 +103,7 @@ def update(data):
             next_value = value(target_critics, name, data["next"], next_actions)
             reward = data["next", name, "reward"].squeeze(-1)
             goes_on = ~data["next", name, "terminated"].squeeze(-1)
-            target = reward + args.gamma * next_value * goes_on
+            target = reward + 0.95 * next_value * goes_on
         error = value(critics, name, data, actions) - target
         critic_loss = critic_loss + error.square().mean()
     step(critic_optimizer, critics, critic_loss)
@@ -123,7 +118,7 @@ def update(data):
     step(actor_optimizer, policy, actor_loss + 1e-3 * size)
     for target, source in ((target_policy, policy), (target_critics, critics)):
         for old, new in zip(target.parameters(), source.parameters(), strict=True):
-            old.data.lerp_(new.data, args.tau)
+            old.data.lerp_(new.data, 0.01)
 
 
 def step(optimizer, module, loss):
@@ -140,9 +135,9 @@ def assign(trained_group, _seed, agents):
     return {agent: "main" if agent in trained_agents else "random" for agent in agents}
 
 
-def mean_return(name, trained_group):
-    """Return a group's mean return; only ``trained_group`` uses the policy."""
-    evaluation = evaluate(
+def mean_returns(trained_group):
+    """Return the groups' mean returns; only ``trained_group`` uses the policy."""
+    return evaluate(
         None,
         make_env,
         policies={"main": policy, "random": None},
@@ -150,39 +145,33 @@ def mean_return(name, trained_group):
         episodes=args.games,
         seeds=1,
         num_workers=1,
-    )
-    return statistics.mean(
-        r for game in evaluation.episodes for r in game.returns[name]
-    )
+    ).mean_group_returns
 
 
 buffer = TensorDictReplayBuffer(
-    storage=LazyTensorStorage(args.buffer), batch_size=args.minibatch
+    storage=LazyTensorStorage(100_000), batch_size=args.minibatch
 )
-random = [mean_return(name, None) for name in groups]
+random = list(mean_returns(None).values())
 rows: list[tuple[float, ...]] = []
+collector = MultiSyncCollector(
+    make_env,
+    policy,
+    frames_per_batch=args.batch,
+    total_frames=args.frames,
+    init_random_frames=args.warm_up,
+    num_workers=args.workers,
+    envs_per_worker=8,
+    seed=args.seed,
+)
 parts = {
     "networks": nn.ModuleList([policy, critics, target_policy, target_critics]),
     "actor_optimizer": actor_optimizer,
     "critic_optimizer": critic_optimizer,
     "buffer": buffer,
     "rows": rows,
+    "collector": collector,
 }
-with (
-    MultiSyncCollector(
-        make_env,
-        policy,
-        frames_per_batch=args.batch,
-        total_frames=args.frames,
-        init_random_frames=args.warm_up,
-        num_workers=args.workers,
-        envs_per_worker=8,
-        seed=args.seed,
-    ) as collector,
-    Checkpoint(
-        args.out, parts | {"collector": collector}, resume=args.resume
-    ) as checkpoint,
-):
+with collector, Checkpoint(args.out, parts, resume=args.resume) as checkpoint:
     n_batches = collector.stats()["batches"]
     before = [(name, key) for name in groups for key in ("observation", "action")]
     outcome = ("observation", "reward", "terminated")
@@ -196,7 +185,7 @@ with (
             update(buffer.sample())
         collector.update_policy_weights_()
         if number % args.every == 0 or collector.frames >= args.frames:
-            means = [mean_return(name, name) for name in groups]
+            means = [mean_returns(name)[name] for name in groups]
             rows.append((collector.frames, *means, *random))
             shown = zip(groups, means, random, strict=True)
             checkpoint.print(
@@ -207,9 +196,3 @@ with (
         checkpoint.batch_done()
 
 save_policy(args.out / "policy.pt", policy, description, **network)
-frames, *curves = zip(*rows, strict=True)
-for label, curve in zip(header[1:], curves, strict=True):
-    plt.plot(frames, curve, label=label)
-plt.gca().set(xlabel="frames", ylabel="return per agent")
-plt.legend()
-plt.savefig(args.out / "returns.png", dpi=100)

@@ -7,7 +7,6 @@ Three agents share one policy; a centralised critic sees all observations (MAPPO
 """
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +17,6 @@ parser.add_argument("--iterations", type=int, default=20)
 parser.add_argument("--frames", type=int, default=4000, help="per iteration")
 parser.add_argument("--epochs", type=int, default=10, help="per iteration")
 parser.add_argument("--minibatch", type=int, default=400, help="frames")
-out = Path("runs", Path(__file__).stem)
-parser.add_argument("--out", type=Path, default=out)
 arguments = parser.parse_args()
 
 try:
@@ -53,21 +50,18 @@ n_agents = len(env.group_map["agent"])
 n_observations = env.observation_spec["agent", "observation"].shape[-1]
 action_spec: Any = env.full_action_spec[env.action_key]
 n_actions = action_spec.shape[-1]
-print("reward:", env.reward_key, "action:", env.action_key, "done:", env.done_keys)
-print("a rollout:", env.rollout(5).batch_size)
 
 # The policy
+options: dict[str, Any] = {
+    "n_agent_inputs": n_observations,
+    "n_agents": n_agents,
+    "share_params": True,
+    "depth": 2,
+    "num_cells": 128,
+    "activation_class": torch.nn.Tanh,
+}
 network = torch.nn.Sequential(
-    MultiAgentMLP(
-        n_agent_inputs=n_observations,
-        n_agent_outputs=2 * n_actions,
-        n_agents=n_agents,
-        centralised=False,
-        share_params=True,
-        depth=2,
-        num_cells=128,
-        activation_class=torch.nn.Tanh,
-    ),
+    MultiAgentMLP(n_agent_outputs=2 * n_actions, centralised=False, **options),
     NormalParamExtractor(),
 )
 policy = ProbabilisticActor(
@@ -80,31 +74,17 @@ policy = ProbabilisticActor(
     in_keys=[("agent", "loc"), ("agent", "scale")],
     out_keys=[env.action_key],
     distribution_class=TanhNormal,
-    distribution_kwargs={
-        "low": action_spec.space.low,
-        "high": action_spec.space.high,
-    },
+    distribution_kwargs={"low": action_spec.space.low, "high": action_spec.space.high},
     return_log_prob=True,
     log_prob_key=("agent", "sample_log_prob"),
 )
 
 # The critic
 critic = TensorDictModule(
-    MultiAgentMLP(
-        n_agent_inputs=n_observations,
-        n_agent_outputs=1,
-        n_agents=n_agents,
-        centralised=True,
-        share_params=True,
-        depth=2,
-        num_cells=128,
-        activation_class=torch.nn.Tanh,
-    ),
+    MultiAgentMLP(n_agent_outputs=1, centralised=True, **options),
     in_keys=[("agent", "observation")],
     out_keys=[("agent", "state_value")],
 )
-print("a policy's output:", policy(env.reset())["agent", "action"].shape)
-print("a critic's output:", critic(env.reset())["agent", "state_value"].shape)
 
 # Data
 collector = Collector(
@@ -139,9 +119,6 @@ loss_module.make_value_estimator(ValueEstimators.GAE, gamma=0.99, lmbda=0.9)
 optimizer = torch.optim.Adam(loss_module.parameters(), lr=3e-4)
 
 # Training
-arguments.out.mkdir(parents=True, exist_ok=True)
-table = arguments.out / "progress.csv"  # for `marl-collect view`
-table.write_text("iteration,return\n")
 for iteration, batch in enumerate(collector):
     with torch.no_grad():
         loss_module.value_estimator(
@@ -161,8 +138,6 @@ for iteration, batch in enumerate(collector):
     dones = batch["next", "agent", "done"]
     returns = batch["next", "agent", "episode_reward"][dones]
     print(f"iteration {iteration}: mean return {returns.mean():.2f}")
-    with table.open("a") as file:
-        file.write(f"{iteration},{returns.mean()}\n")
 collector.shutdown()
 
 # The trained policy

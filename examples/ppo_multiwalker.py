@@ -1,6 +1,6 @@
 """IPPO and MAPPO on multiwalker, in plain PyTorch.
 
-    pip install "marl-collect[pettingzoo,compare]"
+    pip install "marl-collect[pettingzoo]"
     python examples/ppo_multiwalker.py                   # IPPO
     python examples/ppo_multiwalker.py --critic central  # MAPPO
     python examples/ppo_multiwalker.py --actors 2        # on a local Ray: extra "ray"
@@ -8,7 +8,7 @@
 
 Each rank collects in workers of its own, and torch's DDP averages the gradients. All
 ranks together collect what one process with all workers would.
-Writes ``progress.csv``, ``returns.png`` and ``policy.pt`` to ``--out``. For a video:
+Writes ``progress.csv`` and ``policy.pt`` to ``--out``. For a video:
 ``marl-collect render multiwalker_v9 --policy FOLDER/policy.pt``.
 """
 
@@ -22,7 +22,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from marl_collect import MultiSyncCollector, RayCollector, describe, evaluate
-from marl_collect.envs import PettingZooEnv
 from marl_collect.models import make_critic, make_policy, save_policy
 from marl_collect.training.checkpoint import Checkpoint
 from marl_collect.training.run_folder import write_table
@@ -34,9 +33,6 @@ parser.add_argument("--batch", type=int, default=4_000, help="frames of all rank
 parser.add_argument("--minibatch", type=int, default=1_000, help="of all ranks")
 parser.add_argument("--epochs", type=int, default=8)
 parser.add_argument("--lr", type=float, default=3e-4)
-parser.add_argument("--gamma", type=float, default=0.99)
-parser.add_argument("--lmbda", type=float, default=0.95)
-parser.add_argument("--clip", type=float, default=0.2)
 parser.add_argument("--workers", type=int, default=2, help="of each actor with Ray")
 parser.add_argument("--actors", type=int, default=0, help="of Ray; 0: no Ray")
 parser.add_argument("--address", default=None, help="of a running cluster of Ray")
@@ -46,19 +42,18 @@ parser.add_argument("--resume", action="store_true", help="continue from --out")
 args = parser.parse_args()
 
 try:
-    import matplotlib.pyplot as plt
+    from marl_collect.envs import PettingZooEnv
 except ImportError as error:
-    install = 'pip install "marl-collect[pettingzoo,compare]"'
+    install = 'pip install "marl-collect[pettingzoo]"'
     raise SystemExit(f"{error}: {install}") from error
 
 # torchrun sets both; nccl is the backend if each rank has a GPU.
-rank, ranks = (
-    int(os.environ.get(n, d)) for n, d in (("RANK", "0"), ("WORLD_SIZE", "1"))
-)
+rank = int(os.environ.get("RANK", "0"))
+ranks = int(os.environ.get("WORLD_SIZE", "1"))
 if ranks > 1:
     dist.init_process_group("gloo")
-args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
+gamma, lmbda = 0.99, 0.95  # Of the rewards and of the advantages.
 torch.set_num_threads(1)  # Small networks are no faster with more threads.
 
 make_env = partial(PettingZooEnv, "multiwalker_v9", shared_reward=False)
@@ -81,11 +76,11 @@ def estimate(data):
     value = data[group, "state_value"]
     # A time limit is not a terminal state: the value after it still counts.
     next_value = next_data["state_value"] * ~next_data["terminated"]
-    error = 0.1 * next_data["reward"] + args.gamma * next_value - value
+    error = 0.1 * next_data["reward"] + gamma * next_value - value
     advantage = torch.zeros_like(error)
     last = torch.zeros_like(error[:, 0])
     for t in reversed(range(error.shape[1])):
-        last = error[:, t] + args.gamma * args.lmbda * last * ~next_data["done"][:, t]
+        last = error[:, t] + gamma * lmbda * last * ~next_data["done"][:, t]
         advantage[:, t] = last
     data[group, "target"] = advantage + value
     data[group, "advantage"] = (advantage - advantage.mean()) / advantage.std()
@@ -103,7 +98,7 @@ class Loss(torch.nn.Module):
         log_prob = policy.get_dist(minibatch).log_prob(minibatch[group, "action"])
         ratio = (log_prob - minibatch[group, "action_log_prob"]).exp()
         advantage = minibatch[group, "advantage"].squeeze(-1)
-        clipped = ratio.clamp(1 - args.clip, 1 + args.clip)
+        clipped = ratio.clamp(0.8, 1.2)
         gain = torch.min(ratio * advantage, clipped * advantage).mean()
         value = critic(minibatch)[group, "state_value"]
         return 0.5 * (value - minibatch[group, "target"]).square().mean() - gain
@@ -138,12 +133,9 @@ def start_collector():
 random = evaluate(None, make_env, episodes=32, seeds=1, num_workers=1)
 rows: list[tuple[float, ...]] = []
 parts = {"policy": policy, "critic": critic, "optimizer": optimizer, "rows": rows}
-with (
-    start_collector() as collector,
-    Checkpoint(
-        args.out, parts | {"collector": collector}, resume=args.resume
-    ) as checkpoint,
-):
+collector = start_collector()
+parts["collector"] = collector
+with collector, Checkpoint(args.out, parts, resume=args.resume) as checkpoint:
     for batch in collector:
         data = batch.clone()
         estimate(data)
@@ -169,13 +161,5 @@ with (
 
 if ranks > 1:
     dist.destroy_process_group()
-if rank > 0:
-    raise SystemExit
-save_policy(args.out / "policy.pt", policy, description, **network)
-
-frames, *curves = zip(*rows, strict=True)
-plt.plot(frames, curves[0], label="trained")
-plt.plot(frames, curves[1], label="random actions")
-plt.legend()
-plt.gca().set(xlabel="frames", ylabel="return per walker, last 100 episodes")
-plt.savefig(args.out / "returns.png", dpi=100)
+if rank == 0:
+    save_policy(args.out / "policy.pt", policy, description, **network)

@@ -1,9 +1,9 @@
 """QMIX on simple_spread, in plain PyTorch, with double Q-learning.
 
-    pip install "marl-collect[mpe,compare]"
+    pip install "marl-collect[mpe,torchrl]"
     python examples/qmix_simple_spread.py
 
-Writes ``progress.csv``, ``returns.png`` and ``policy.pt`` to ``--out``.
+Writes ``progress.csv`` and ``policy.pt`` to ``--out``.
 
 Sources:
     Rashid et al., "QMIX", arXiv 1803.11485.
@@ -15,23 +15,13 @@ import argparse
 import copy
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from tensordict import TensorDict
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 
 from marl_collect import MultiSyncCollector, describe, evaluate
-from marl_collect.envs import PettingZooEnv
-from marl_collect.models import (
-    HeadOptions,
-    MultiAgentMLP,
-    QMixer,
-    make_head,
-    make_policy,
-    save_policy,
-)
+from marl_collect.models import QMixer, make_policy, save_policy
 from marl_collect.training.checkpoint import Checkpoint
 from marl_collect.training.run_folder import write_table
 
@@ -40,12 +30,9 @@ parser.add_argument("--frames", type=int, default=150_000)
 parser.add_argument("--batch", type=int, default=2_000, help="frames per batch")
 parser.add_argument("--updates", type=int, default=125, help="per batch")
 parser.add_argument("--minibatch", type=int, default=256, help="frames")
-parser.add_argument("--buffer", type=int, default=100_000, help="frames")
 parser.add_argument("--warm-up", type=int, default=2_000, help="random frames")
 parser.add_argument("--explore", type=int, default=50_000, help="frames of decay")
 parser.add_argument("--lr", type=float, default=5e-4)
-parser.add_argument("--gamma", type=float, default=0.95)
-parser.add_argument("--tau", type=float, default=0.005)
 parser.add_argument("--games", type=int, default=96, help="per evaluation")
 parser.add_argument("--every", type=int, default=10, help="batches per evaluation")
 parser.add_argument("--workers", type=int, default=2)
@@ -55,13 +42,13 @@ parser.add_argument("--resume", action="store_true", help="continue from --out")
 args = parser.parse_args()
 
 try:
-    import matplotlib.pyplot as plt
     from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+    from marl_collect.envs import PettingZooEnv
 except ImportError as error:
-    install = 'pip install "marl-collect[mpe,compare]"'
+    install = 'pip install "marl-collect[mpe,torchrl]"'
     raise SystemExit(f"{error}: {install}") from error
 
-args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
 torch.set_num_threads(1)  # Small networks are no faster with more threads.
 
@@ -71,15 +58,9 @@ description = describe(make_env)
 group = description.groups[name]
 assert group.observation.shape is not None  # None for nested observations.
 size = group.observation.shape[0]
-network = MultiAgentMLP(
-    size,
-    group.n_actions,
-    group.n_agents,
-    centralised=False,
-    share_params=True,
-    num_cells=(128, 128),
-    activation_class=nn.ReLU,
-)
+options = {"num_cells": (128, 128), "activation_class": nn.ReLU, "epsilon": 1.0}
+policy = make_policy(description, **options)
+network, explore = policy[0].module, policy[1].module
 mixer = QMixer((group.n_agents * size,), 32, group.n_agents)
 with torch.no_grad():  # Small initial weights, or targets grow without bound.
     for layer in mixer.modules():
@@ -89,31 +70,6 @@ target_network, target_mixer = copy.deepcopy(network), copy.deepcopy(mixer)
 parameters = [*network.parameters(), *mixer.parameters()]
 target_parameters = [*target_network.parameters(), *target_mixer.parameters()]
 optimizer = torch.optim.Adam(parameters, lr=args.lr)
-
-
-class EpsilonGreedy(nn.Module):
-    """Converts action values to logits; the buffer is sent with the weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.epsilon: torch.Tensor
-        self.register_buffer("epsilon", torch.tensor(1.0))
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Map values ``[*B, n, actions]`` to logits."""
-        best = torch.zeros_like(values)
-        best = best.scatter(-1, values.argmax(-1, keepdim=True), 1.0)
-        chance = self.epsilon / values.shape[-1] + (1 - self.epsilon + 1e-6) * best
-        return chance.clamp_min(1e-12).log()
-
-
-explore = EpsilonGreedy()
-modules: list[Any] = [
-    TensorDictModule(network, [(name, "observation")], [(name, "values")]),
-    TensorDictModule(explore, [(name, "values")], [(name, "logits")]),
-    make_head(group, HeadOptions(name, group.agents, return_log_prob=False)),
-]
-policy = ProbabilisticTensorDictSequential(*modules)
 
 
 def mix(mixer, values, observation):
@@ -137,35 +93,32 @@ def loss_of(minibatch):
         best = network(following).argmax(-1, keepdim=True)
         value_after = target_network(following).gather(-1, best)
         ahead = mix(target_mixer, value_after, following) * ~minibatch["terminated"]
-        target = minibatch["reward"] + args.gamma * ahead
+        target = minibatch["reward"] + 0.95 * ahead
     return (team - target).square().mean()
 
 
 buffer = TensorDictReplayBuffer(
-    storage=LazyTensorStorage(args.buffer), batch_size=args.minibatch
+    storage=LazyTensorStorage(100_000), batch_size=args.minibatch
 )
 rows: list[tuple[float, ...]] = []
+collector = MultiSyncCollector(
+    make_env,
+    policy,
+    frames_per_batch=args.batch,
+    total_frames=args.frames,
+    init_random_frames=args.warm_up,
+    num_workers=args.workers,
+    envs_per_worker=8,
+    seed=args.seed,
+)
 parts = {
     "networks": nn.ModuleList([network, mixer, target_network, target_mixer, explore]),
     "optimizer": optimizer,
     "buffer": buffer,
     "rows": rows,
+    "collector": collector,
 }
-with (
-    MultiSyncCollector(
-        make_env,
-        policy,
-        frames_per_batch=args.batch,
-        total_frames=args.frames,
-        init_random_frames=args.warm_up,
-        num_workers=args.workers,
-        envs_per_worker=8,
-        seed=args.seed,
-    ) as collector,
-    Checkpoint(
-        args.out, parts | {"collector": collector}, resume=args.resume
-    ) as checkpoint,
-):
+with collector, Checkpoint(args.out, parts, resume=args.resume) as checkpoint:
     n_batches = collector.stats()["batches"]
     for number, batch in enumerate(collector, n_batches + 1):
         flat = batch.reshape(-1)
@@ -189,7 +142,7 @@ with (
             torch.nn.utils.clip_grad_norm_(parameters, 10.0)
             optimizer.step()
             for old, new in zip(target_parameters, parameters, strict=True):
-                old.data.lerp_(new.data, args.tau)
+                old.data.lerp_(new.data, 0.005)
         explore.epsilon.fill_(max(0.05, 1 - 0.95 * collector.frames / args.explore))
         collector.update_policy_weights_()
         if number % args.every == 0 or collector.frames >= args.frames:
@@ -204,12 +157,4 @@ with (
             write_table(args.out, [("frames", "return_team"), *rows])
         checkpoint.batch_done()
 
-# The same network with a categorical head: its likeliest action is the best.
-options = {"num_cells": (128, 128), "activation_class": nn.ReLU}
-greedy = make_policy(description, **options)
-greedy[0].module.load_state_dict(network.state_dict())
-save_policy(args.out / "policy.pt", greedy, description, **options)
-
-plt.plot(*zip(*rows, strict=True))
-plt.gca().set(xlabel="frames", ylabel="return of the team")
-plt.savefig(args.out / "returns.png", dpi=100)
+save_policy(args.out / "policy.pt", policy, description, **options)

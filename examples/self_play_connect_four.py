@@ -1,13 +1,13 @@
 """PPO against earlier versions of itself on connect four: turns and action masks.
 
-    pip install "marl-collect[pettingzoo,compare]"
+    pip install "marl-collect[pettingzoo]"
     python examples/self_play_connect_four.py
 
 The policy ``main`` is trained. It plays a quarter of the games against itself, a
 quarter against ``rival`` (a past version, sampled anew for each batch), and half
 against random actions. Each move is also learned on the mirrored board. At the end,
-the last version plays against all evaluated versions. Writes ``progress.csv``,
-``wins.png`` and ``policy.pt`` to ``--out``.
+the last version plays against all evaluated versions. Writes ``progress.csv`` and
+``policy.pt`` to ``--out``.
 """
 
 import argparse
@@ -20,7 +20,6 @@ import torch
 from tensordict import TensorDict
 
 from marl_collect import MultiSyncCollector, describe, evaluate
-from marl_collect.envs import PettingZooEnv
 from marl_collect.models import make_critic, make_policy, save_policy
 from marl_collect.training.checkpoint import Checkpoint
 from marl_collect.training.run_folder import write_table
@@ -43,12 +42,11 @@ parser.add_argument("--resume", action="store_true", help="continue from --out")
 args = parser.parse_args()
 
 try:
-    import matplotlib.pyplot as plt
+    from marl_collect.envs import PettingZooEnv
 except ImportError as error:
-    install = 'pip install "marl-collect[pettingzoo,compare]"'
+    install = 'pip install "marl-collect[pettingzoo]"'
     raise SystemExit(f"{error}: {install}") from error
 
-args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
 random.seed(args.seed)
 torch.set_num_threads(1)  # Small networks are no faster with more threads.
@@ -162,28 +160,25 @@ def win_rate(opponent, seed):
 rows: list[tuple[float, ...]] = [(0, win_rate(None, 0))]
 versions = [copy.deepcopy(policy.state_dict())]
 past = [copy.deepcopy(policy.state_dict())]
+collector = MultiSyncCollector(
+    make_env,
+    policies={"main": policy, "rival": rival, "random": None},
+    assign=assign,
+    frames_per_batch=args.batch,
+    total_frames=args.frames,
+    num_workers=args.workers,
+    envs_per_worker=8,
+    seed=args.seed,
+)
 parts = {
     "networks": torch.nn.ModuleList([policy, rival, critic]),
     "optimizer": optimizer,
     "rows": rows,
     "versions": versions,
     "past": past,
+    "collector": collector,
 }
-with (
-    MultiSyncCollector(
-        make_env,
-        policies={"main": policy, "rival": rival, "random": None},
-        assign=assign,
-        frames_per_batch=args.batch,
-        total_frames=args.frames,
-        num_workers=args.workers,
-        envs_per_worker=8,
-        seed=args.seed,
-    ) as collector,
-    Checkpoint(
-        args.out, parts | {"collector": collector}, resume=args.resume
-    ) as checkpoint,
-):
+with collector, Checkpoint(args.out, parts, resume=args.resume) as checkpoint:
     n_batches = collector.stats()["batches"]
     for number, batch in enumerate(collector, n_batches + 1):
         data = collector.policy.batch_of(batch, "main").clone()
@@ -218,9 +213,3 @@ for row in rows[:-1]:
 
 write_table(args.out, [("frames", "random", "version"), *rows])
 save_policy(args.out / "policy.pt", policy, description, **network)
-frames, *curves = zip(*rows, strict=True)
-plt.plot(frames, curves[0], label="against random actions")
-plt.plot(frames, curves[1], label="of the last version against this one")
-plt.gca().set(xlabel="frames", ylabel="share of games won")
-plt.legend()
-plt.savefig(args.out / "wins.png", dpi=100)
