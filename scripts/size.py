@@ -1,0 +1,99 @@
+"""Prints the files, classes and code lines of each room of the package.
+
+Code lines hold code: they are not blank, and not only a comment or a docstring.
+
+    python scripts/size.py              # the working tree
+    python scripts/size.py v1.0 HEAD    # two commits, side by side
+"""
+
+import argparse
+import ast
+import io
+import subprocess
+import tarfile
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePath
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("marl_collect", "envs", "models")
+ENGINE = {
+    *("core", "processes", "buffers", "weights", "rollout"),
+    *("parallel_env", "collectors", "distributed", "single modules"),
+}
+"""Rooms that the row ``engine`` adds up."""
+SPACING = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
+    *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
+}
+Size = tuple[int, int, int]
+"""Numbers of files, classes and code lines."""
+
+
+def size(text: str) -> Size:
+    """Count the classes and code lines of one file."""
+    lines = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in SPACING
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    classes = 0
+    for node in ast.walk(ast.parse(text)):
+        classes += isinstance(node, ast.ClassDef)
+        match node:
+            case ast.Expr(ast.Constant(str()), lineno=first, end_lineno=int(last)):
+                lines -= {*range(first, last + 1)}
+    return 1, classes, len(lines)
+
+
+def committed(commit: str) -> Iterable[tuple[PurePath, str]]:
+    """Read the package's files of a commit."""
+    command = ["git", "archive", commit, *FOLDERS]
+    tar = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        for member in archive:
+            file = archive.extractfile(member) if member.isreg() else None
+            if file is not None and member.name.endswith(".py"):
+                yield PurePath(member.name), file.read().decode()
+
+
+def in_tree() -> Iterable[tuple[PurePath, str]]:
+    """Read the package's files as they are now."""
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*.py"):
+            yield path.relative_to(ROOT), path.read_text(encoding="utf-8")
+
+
+def by_room(files: Iterable[tuple[PurePath, str]]) -> dict[str, Size]:
+    """Add up the files of every room, of the engine and of the package."""
+    sizes: defaultdict[str, Size] = defaultdict(lambda: (0, 0, 0))
+    for path, text in files:
+        parts = path.parts[path.parts[0] == "marl_collect" :]
+        room = parts[0] if len(parts) > 1 else "single modules"
+        engine = ["engine"] if room in ENGINE else []
+        numbers = size(text)
+        for row in (room, *engine, "package"):
+            a, b, c = (x + y for x, y in zip(sizes[row], numbers, strict=True))
+            sizes[row] = a, b, c
+    return sizes
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a table in Markdown."""
+    parser = argparse.ArgumentParser(description="Print the size of the package.")
+    parser.add_argument("commits", nargs="*", help="default: the working tree")
+    commits = parser.parse_args(arguments).commits
+    columns = [by_room(committed(c)) for c in commits] or [by_room(in_tree())]
+    totals = ["engine", "package"]
+    rooms = sorted({row for column in columns for row in column} - {*totals})
+    print("| room |" + " files | classes | code lines |" * len(columns))
+    print("|---|" + "--:|" * 3 * len(columns))
+    for row in rooms + totals:
+        cells = [f"{n:,}" for column in columns for n in column[row]]
+        print(f"| {row} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
