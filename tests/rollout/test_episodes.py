@@ -82,6 +82,25 @@ def test_many_worlds_give_the_data_of_single_environments(
         assert first[name] == second[name]
 
 
+def test_returns_of_episodes_over_several_batches_are_sums_of_their_rewards() -> None:
+    running: dict[int, Any] = {}
+    ended: list[Any] = []
+    with Collector(
+        [CountingEnv] * 3, None, frames_per_batch=12, total_frames=240, seed=1
+    ) as collector:
+        for batch in collector:
+            rewards = batch["next", "hunter", "reward"][..., 0].double().numpy()
+            for frame in np.ndindex(*batch.shape):
+                traj_id = int(batch["collector", "traj_ids"][frame])
+                running[traj_id] = running.get(traj_id, 0) + rewards[frame]
+                if batch["next", "done"][frame]:
+                    ended.append(running.pop(traj_id))
+            if ended:
+                means = collector.stats()["mean_returns"]["hunter"]
+                assert means == pytest.approx(np.mean(ended, 0).tolist())
+    assert len(ended) > 5
+
+
 def append_slots(
     actions: SlotActions, expected: list[list[Any]], seed: int, count: int
 ) -> None:
