@@ -1,103 +1,248 @@
-"""Frames per second of VMAS on a device: a bare torch loop, and ``Collector``.
+"""Frames per second of simulators on a device, in at most ten minutes.
 
     python benchmarks/gpu_worlds.py --device cuda
 
-Both draw random actions. The bare loop stores observations, rewards and ends on the
-device, and begins episodes in the same way; it knows neither trajectories nor returns.
-Episodes of balance end one by one. The sides take turns; the ratio is that of their
-medians. It takes less than ten minutes.
+The rows are those of ``micro.py worlds`` that have VMAS and JaxMARL: navigation, whose
+episodes end together, balance, whose episodes end one by one, and JaxMARL's
+simple_spread. A network with two hidden layers of 64 units acts. The bare loop stores
+on the device what a batch has, observations at the root and under ``next``; it knows
+neither trajectories nor returns, and begins episodes of many worlds together, as our
+adapters do. ``MultiSyncCollector`` has one worker, and batches in memory of the CPU.
+TorchRL's collector is measured over its ``VmasEnv``. The sides take turns; a ratio is
+the median over rounds of their rates.
 """
 
 import argparse
+import importlib.util
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from statistics import median
+from typing import Any, final
 
 import torch
-import vmas
+from cases.worlds import PERIOD, StockJaxMarl
 
-from marl_collect import Collector, RandomPolicy
-from marl_collect.envs import VmasEnv
+from marl_collect import Collector, MultiSyncCollector
+from marl_collect.envs import JaxMarlEnv, VmasEnv
 from marl_collect.envs.vmas.env import renew
+from marl_collect.models import make_policy
 
 FRAMES = 50
 """Frames of each world in a batch."""
+ROWS = ("vmas/navigation", "vmas/balance", "jaxmarl/MPE_simple_spread_v3")
+SIDES = ("bare", "Collector", "MultiSyncCollector", "TorchRL")
 
 
-def bare(scenario: str, worlds: int, device: str) -> Callable[[], None]:
+@final
+class VmasWorlds:
+    """A VMAS scenario with discrete actions."""
+
+    def __init__(self, scenario: str, worlds: int, device: str) -> None:
+        """Build the worlds, and a twin from which worlds begin."""
+        import vmas
+
+        make = partial(
+            vmas.make_env,
+            scenario,
+            worlds,
+            device=device,
+            continuous_actions=False,
+            max_steps=PERIOD,
+        )
+        self._env, self._twin = make(seed=0), make(seed=1)
+
+    def begin(self) -> torch.Tensor:
+        """Begin all episodes, and return observations ``[K, n, ...]``."""
+        return torch.stack(self._env.reset(), 1)
+
+    def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Step all worlds; return observations, rewards and ends."""
+        observations, rewards, over, _ = self._env.step(
+            list(actions[..., None].unbind(1))
+        )
+        return torch.stack(observations, 1), torch.stack(rewards, 1), over
+
+    def renew(self, over: torch.Tensor, observations: torch.Tensor) -> torch.Tensor:
+        """Begin episodes where they are over; return the observations of all worlds."""
+        del observations
+        self._twin.reset(return_observations=False)
+        renew(self._env, self._twin, over)
+        observed = self._env.get_from_scenario(
+            get_observations=True, get_rewards=False, get_infos=False, get_dones=False
+        )[0]
+        return torch.stack(observed, 1)
+
+
+@final
+class JaxWorlds:
+    """A JaxMARL task, whose arrays are shared with torch."""
+
+    def __init__(self, task: str, worlds: int, device: str) -> None:
+        """Build the worlds."""
+        self._stock = StockJaxMarl(task, worlds, torch.utils.dlpack.from_dlpack)
+        self._device = device
+
+    def begin(self) -> torch.Tensor:
+        """Begin all episodes, and return observations ``[K, n, ...]``."""
+        observations: torch.Tensor = self._stock.begin(None, None)
+        if observations.device.type != torch.device(self._device).type:
+            raise ImportError(f"JAX for {self._device}")
+        return observations
+
+    def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Step all worlds; return observations, rewards and ends."""
+        import jax
+
+        observations, rewards, over = self._stock.advance(
+            jax.dlpack.from_dlpack(actions)
+        )
+        return observations, rewards, over.bool()
+
+    def renew(self, over: torch.Tensor, observations: torch.Tensor) -> torch.Tensor:
+        """Begin episodes where they are over; return the observations of all worlds."""
+        import jax
+
+        first = self._stock.begin(jax.dlpack.from_dlpack(over), None)
+        return torch.where(over[:, None, None], first, observations)
+
+
+def bare(worlds: Any, network: Any, device: str) -> Callable[[], None]:
     """Return what collects one batch, and stores it on the device."""
-    make = partial(vmas.make_env, scenario, worlds, device=device, seed=0)
-    env, twin = make(), make()
-    observed = torch.stack(env.reset(), 1)
-    shape = (FRAMES, *observed.shape)
-    observations = torch.empty(shape, device=device)
-    rewards = torch.empty(shape[:3], device=device)
-    ends = torch.empty((FRAMES, worlds), dtype=torch.bool, device=device)
-    frames = torch.zeros(worlds, device=device)
+    observed = worlds.begin()
+    logits = network(observed)
+    (k, n), like = logits.shape[:2], partial(torch.empty, device=device)
+    roots, nexts = (like((FRAMES, *observed.shape)) for _ in range(2))
+    logit, chance = like((FRAMES, *logits.shape)), like((FRAMES, k, n))
+    rewards = like((FRAMES, k, n))
+    action = like((FRAMES, k, n), dtype=torch.int64)
+    ends, masks = (like((FRAMES, k), dtype=torch.bool) for _ in range(2))
 
+    @torch.inference_mode()
     def collect() -> None:
-        nonlocal frames
+        nonlocal observed
         for t in range(FRAMES):
-            with torch.inference_mode():
-                seen, reward, done, _ = env.step(env.get_random_actions())
-                torch.stack(seen, 1, out=observations[t])
-                torch.stack(reward, 1, out=rewards[t])
-                frames += 1
-                done = done | (frames >= 100)
-                ends[t] = done
-                if done.any():
-                    twin.reset(return_observations=False)
-                    renew(env, twin, done)
-                    frames = frames.masked_fill(done, 0)
-        if device != "cpu":
-            torch.cuda.synchronize()
+            roots[t] = observed
+            logits = network(observed)
+            gumbel = torch.empty_like(logits).exponential_().log_().neg_()
+            chosen = gumbel.add_(logits).argmax(-1)
+            logit[t], action[t] = logits, chosen
+            chance[t] = logits.log_softmax(-1).gather(-1, chosen[..., None])[..., 0]
+            observed, rewards[t], over = worlds.step(chosen)
+            nexts[t], ends[t], masks[t] = observed, over, ~over
+            if over.any():
+                observed = worlds.renew(over, observed)
 
     return collect
 
 
-def ours(scenario: str, worlds: int, device: str) -> Callable[[], object]:
-    """Return what collects one batch with a ``Collector``."""
-    collector = Collector(
-        partial(VmasEnv, scenario, worlds, device=device, max_steps=100),
-        RandomPolicy(),
-        frames_per_batch=worlds * FRAMES,
-    )
-    return collector.next
+def sides(
+    row: str, worlds: int, device: str, stack: ExitStack
+) -> dict[str, Callable[[], object]]:
+    """Return for each side of a row what collects one batch."""
+    library, name = row.split("/")
+    ours: Any = partial(JaxMarlEnv, name, worlds)
+    stock: Any = JaxWorlds
+    if library == "vmas":
+        ours = partial(
+            VmasEnv, name, worlds, continuous_actions=False, max_steps=PERIOD
+        )
+        stock = VmasWorlds
+    policy = make_policy(partial(ours, device="cpu"), num_cells=(64, 64))
+    on_device = make_policy(partial(ours, device="cpu"), num_cells=(64, 64)).to(device)
+    frames = worlds * FRAMES
+    batches: dict[str, Any] = {"frames_per_batch": frames, "total_frames": -1}
+    network: Any = on_device[0].module
+    built: dict[str, Callable[[], object]] = {
+        "bare": bare(stock(name, worlds, device), network, device),
+        "Collector": stack.enter_context(
+            Collector(partial(ours, device=device), on_device, **batches)
+        ).next,
+        "MultiSyncCollector": stack.enter_context(
+            MultiSyncCollector([partial(ours, device=device)], policy, **batches)
+        ).next,
+    }
+    if library == "vmas" and importlib.util.find_spec("torchrl"):
+        from torchrl.collectors import Collector as TheirCollector
+        from torchrl.envs import VmasEnv as TheirVmasEnv
+
+        env = ours()
+        groups = env.description.group_map
+        env.close()
+        theirs = TheirVmasEnv(
+            scenario=name,
+            num_envs=worlds,
+            device=device,
+            continuous_actions=False,
+            max_steps=PERIOD,
+            group_map=groups,
+            seed=0,
+        )
+        loop: Any = TheirCollector(theirs, on_device, device=device, **batches)
+        stack.callback(loop.shutdown)
+        built["TorchRL"] = partial(next, iter(loop))
+    return built
+
+
+def measured(
+    calls: dict[str, Callable[[], object]], rounds: int, device: str
+) -> dict[str, list[float]]:
+    """Return the seconds of a batch of each side, in each round."""
+    seconds: dict[str, list[float]] = {side: [] for side in calls}
+    for step in range(rounds + 1):
+        for side in list(calls)[:: (-1) ** step]:
+            started = time.perf_counter()
+            calls[side]()
+            if device != "cpu":
+                torch.cuda.synchronize()
+            if step:  # The first round compiles and allocates.
+                seconds[side].append(time.perf_counter() - started)
+    return seconds
 
 
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--only", nargs="+", choices=ROWS, default=ROWS)
     parser.add_argument("--worlds", type=int, nargs="+", default=[256, 1024, 4096])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=10, help="begin no row after")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     name = args.device
     if name != "cpu":
         name = torch.cuda.get_device_name()
-    print(f"torch {torch.__version__}, {name}")
-    print("| scenario | worlds | bare, frames/s | Collector, frames/s | ratio |")
-    print("|---|--:|--:|--:|--:|")
-    for scenario in ("navigation", "balance"):
+    print(f"torch {torch.__version__}, {name}; 1,000 frames/s (Collector / side)")
+    print("| row | worlds |", " | ".join(SIDES), "|")
+    print("|---|--:|" + "--:|" * len(SIDES))
+    started = time.monotonic()
+    for row in args.only:
         for worlds in args.worlds:
-            sides = [side(scenario, worlds, args.device) for side in (bare, ours)]
-            seconds: list[list[float]] = [[], []]
-            for step in range(args.rounds + 1):
-                for side, times in zip(sides, seconds, strict=True):
-                    started = time.perf_counter()
-                    side()
-                    if step:
-                        times.append(time.perf_counter() - started)
-            rates = [worlds * FRAMES / median(times) for times in seconds]
-            print(
-                f"| {scenario} | {worlds:,} | {rates[0]:,.0f} | {rates[1]:,.0f} "
-                f"| {rates[1] / rates[0]:.2f} |",
-                flush=True,
-            )
+            cells = ["not measured"] * len(SIDES)
+            if time.monotonic() - started < 60 * args.minutes:
+                with ExitStack() as stack:
+                    try:
+                        calls = sides(row, worlds, args.device, stack)
+                    except ImportError as error:
+                        print(f"| {row} | {worlds:,} | not installed: {error} |")
+                        continue
+                    times = measured(calls, args.rounds, args.device)
+                cells = [cell(times, side, worlds) for side in SIDES]
+            print(f"| {row} | {worlds:,} |", " | ".join(cells), "|", flush=True)
+
+
+def cell(times: dict[str, list[float]], side: str, worlds: int) -> str:
+    """Return a side's rate, and how many times as fast ``Collector`` is."""
+    if side not in times:
+        return "-"
+    rate = worlds * FRAMES / median(times[side]) / 1000
+    pairs = zip(times[side], times["Collector"], strict=True)
+    ratio = median(theirs / ours for theirs, ours in pairs)
+    return f"{rate:,.1f}" if side == "Collector" else f"{rate:,.1f} ({ratio:.2f})"
 
 
 if __name__ == "__main__":

@@ -116,10 +116,12 @@ class StockVmas:
 
 @final
 class StockJaxMarl:
-    """A JaxMARL task with one compiled step for all worlds, copied to the host."""
+    """A JaxMARL task with one compiled step for all worlds."""
 
-    def __init__(self, task: str, worlds: int) -> None:
-        """Build the worlds."""
+    def __init__(
+        self, task: str, worlds: int, convert: Callable[[Any], Any] = np.asarray
+    ) -> None:
+        """Build the worlds; ``convert`` copies to the host what they return."""
         import jax
         import jax.numpy as jnp
         import jaxmarl
@@ -152,6 +154,7 @@ class StockJaxMarl:
 
             return jax.tree.map(chosen, new, old)
 
+        self._convert = convert
         self._reset, self._step = jax.jit(reset), jax.jit(step)
         self._renew = jax.jit(renew)
         self._seeds = np.arange(worlds, dtype=np.uint32)
@@ -163,12 +166,12 @@ class StockJaxMarl:
         self._seeds += len(self._seeds)
         new, observations = self._reset(self._seeds)
         self._worlds = new if which is None else self._renew(which, new, self._worlds)
-        return np.asarray(observations)
+        return self._convert(observations)
 
     def advance(self, actions: Any) -> tuple[Any, Any, Any]:
         """Step all worlds; return observations, rewards and ends."""
         self._worlds, *arrays = self._step(self._worlds, actions)
-        observations, rewards, over = map(np.asarray, arrays)
+        observations, rewards, over = map(self._convert, arrays)
         return observations, rewards, over
 
 

@@ -184,3 +184,19 @@ def test_datasets_are_compared_with_memory(monkeypatch: pytest.MonkeyPatch) -> N
         # The limit of memory needs root and a control group.
         assert "GiB" in case.name or len(lines) == 2, case.name
         assert not any("nan" in line for line in lines), case.name
+
+
+@pytest.mark.processes
+def test_simulators_on_a_device_are_measured_beside_bare_loops(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("vmas")
+    import gpu_worlds
+
+    command = ["gpu_worlds.py", "--device", "cpu", "--worlds", "3", "--rounds", "1"]
+    monkeypatch.setattr("sys.argv", [*command, "--only", "vmas/balance"])
+    gpu_worlds.main()
+    *_, header, _, row = capsys.readouterr().out.splitlines()
+    cells = dict(zip(header.split("|"), row.split("|"), strict=True))
+    rates = [float(cells[f" {side} "].split()[0]) for side in gpu_worlds.SIDES[:3]]
+    assert min(rates) > 0
