@@ -183,6 +183,15 @@ def test_the_engine_counts_the_time_limit_and_clips_actions() -> None:
     assert env.is_closed
 
 
+def test_a_world_that_ends_in_the_frame_of_the_time_limit_is_not_cut() -> None:
+    ends = np.array([True, False, False])
+    with Line(time_limit=1, terminated=ends) as env:
+        step = env.rollout(1)["next"][:, 0]
+    for flags in (step, step["a"][:, 0], step["a"][:, 1]):
+        assert flags["terminated"][:, 0].tolist() == [True, False, False]
+        assert flags["truncated"][:, 0].tolist() == [False, True, True]
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [

@@ -49,3 +49,18 @@ def test_without_an_upper_bound_integers_begin_at_the_lower_one() -> None:
     values = drawn(space)
     assert values.min() == 2
     assert 0.5 < (values == 2).mean() < 0.75  # 1 - 1/e
+
+
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_each_legal_action_is_drawn_equally_often(one_hot: bool) -> None:
+    legal = np.array([[n >> bit & 1 for bit in range(4)] for n in range(1, 16)], bool)
+    noise = np.random.default_rng(0).random((DRAWS, len(legal)))
+    space = spaces.Discrete(4)
+    sampler = Sampler(("g", "action"), space, len(legal), one_hot, ("g", "action_mask"))
+    actions = sampler.actions(noise, legal)
+    if not one_hot:
+        actions = np.eye(4)[actions]
+    shares = actions.mean(0)
+    assert not shares[~legal].any()
+    expected = legal / legal.sum(1, keepdims=True)
+    np.testing.assert_allclose(shares, expected, atol=5 * 0.5 / DRAWS**0.5)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.worlds import CountingWorlds
 from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiSyncCollector
@@ -38,6 +39,7 @@ KINDS: dict[str, Any] = {
     "single": counting,
     "serial": lambda: SerialEnv(3, counting),
     "parallel": lambda: ParallelEnv(3, counting, num_processes=2),
+    "worlds": lambda: CountingWorlds(3, action_mask=True, state=True),
 }
 
 

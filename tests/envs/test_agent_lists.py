@@ -16,13 +16,23 @@ from marl_collect.envs import AgentLists, PettingZooWrapper
 
 
 class Countdown:
-    """Agent ``i`` ends after ``2 + i`` steps if ``alone``; otherwise all after 3."""
+    """Agent ``i`` ends after ``2 + i`` steps if ``alone``; otherwise all after 3.
 
-    def __init__(self, n: int = 3, *, alone: bool = True, single: bool = False) -> None:
+    Ends are terminations, or truncations if ``cut``.
+    """
+
+    def __init__(
+        self,
+        n: int = 3,
+        *,
+        alone: bool = True,
+        single: bool = False,
+        cut: bool = False,
+    ) -> None:
         box = spaces.Box(-9, 99, (2,), np.float32)
         self.observation_space: Any = spaces.Tuple([box] * n)
         self.action_space: Any = [spaces.Discrete(4, start=1)] * n
-        self.n, self.alone, self.single = n, alone, single
+        self.n, self.alone, self.single, self.cut = n, alone, single, cut
         self.taken: list[Any] = []
 
     def reset(self, seed: int | None = None) -> Any:
@@ -36,7 +46,8 @@ class Countdown:
         if self.single:
             return self._look(), 1.5, ends[0], False, {"level": self.steps}
         infos = [{"level": i} for i in range(self.n)]
-        return self._look(), np.arange(self.n), ends, [False] * self.n, infos
+        flags = (ends, [False] * self.n)
+        return self._look(), np.arange(self.n), *flags[:: -1 if self.cut else 1], infos
 
     def close(self) -> None:
         """Nothing to close."""
@@ -56,8 +67,9 @@ def test_check_env(*, single: bool) -> None:
         )
 
 
-def test_agents_that_are_done_leave_and_get_the_first_action() -> None:
-    raw = Countdown()
+@pytest.mark.parametrize("cut", [False, True])
+def test_agents_that_are_done_leave_and_get_the_first_action(*, cut: bool) -> None:
+    raw = Countdown(cut=cut)
     env = BoundEnv(PettingZooWrapper(AgentLists(raw), done_on_any=False))
     for _ in range(2):
         env.step(agent=2)
@@ -67,9 +79,9 @@ def test_agents_that_are_done_leave_and_get_the_first_action() -> None:
     env.step(agent=2)
     assert raw.taken == [1, 3, 3]
     assert not env["agent", "observation"][0].any()
-    assert env.flags("agent")[1] == [True, True, False]
+    assert env.flags("agent")[1 + cut] == [True, True, False]
     env.step(agent=2)
-    assert env.flags() == [[True], [True], [False]]
+    assert env.flags() == [[True], [not cut], [cut]]
 
 
 class Strict:

@@ -68,10 +68,11 @@ def test_a_stack_has_the_last_frames_of_its_agent(make_env: Callable[[], Any]) -
             past: list[Any] = []
             for t in range(len(plain)):
                 group_td, after = plain[t][group], plain[t]["next", group]
-                if t == 0 or plain[t - 1]["next", "done"]:
+                begins = t == 0 or bool(plain[t - 1]["next", "done"])
+                if begins:
                     past = [plain[t][key][agent]] if _acts(group_td, agent) else []
                 expected = _padded(past, plain[t][key][agent])
-                if _acts(group_td, agent):
+                if _acts(group_td, agent) or begins:
                     assert np.array_equal(stacked[t][key][agent], expected)
                     checked += 1
                 was_done = bool(group_td["done"][agent])

@@ -145,14 +145,16 @@ def test_a_log_can_be_written_and_continued(name: str, tmp_path: Path) -> None:
     for frames in (40, 80):
         with RunLogger(name, tmp_path, "ippo/seed_0", "a:b", state) as log:
             log.settings({"seed": 0, "options": {"gamma": 0.5, "initial": None}})
-            log.add({"loss": frames / 100, "nan": math.nan, "frames": 1.0}, frames)
+            metrics = {"loss": frames / 100, "nan": math.nan, "infinite": math.inf}
+            log.add(metrics | {"frames": 1.0}, frames)
             log.write()
             log.add({"loss": -1.0}, frames + 1)  # Never written.
             state = json.loads(json.dumps(log.state_dict()))
     if name in READ:
         expected = [(40, pytest.approx(0.4)), (80, pytest.approx(0.8))]
-        assert READ[name](tmp_path)["loss"] == expected
-        assert "nan" not in READ[name](tmp_path)
+        curves = READ[name](tmp_path)
+        assert curves["loss"] == expected
+        assert not {"nan", "infinite", "frames"} & curves.keys()
 
 
 @pytest.mark.parametrize("name", LOGGERS)

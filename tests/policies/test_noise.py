@@ -121,3 +121,15 @@ def test_heads_have_the_noise_until_take_back() -> None:
     assert all(head.noise is not None for head in heads)
     head_noise.take_back()
     assert all(head.noise is None for head in heads)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_has_the_precision_of_the_policy(dtype: torch.dtype) -> None:
+    description = environment()
+    head_noise = HeadNoise(make_policy(description).to(dtype), description, 1)
+    assert [stream.tensor.dtype for stream in head_noise.streams] == [dtype] * 2
+    with set_interaction_type(InteractionType.RANDOM):
+        head_noise.begin(50, Generators(0, range(1)))
+    for stream in head_noise.streams:
+        slot: Any = stream.slot
+        assert (slot == slot.astype(np.float32)).all() == (dtype == torch.float32)

@@ -2,6 +2,7 @@
 
 import os
 import resource
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,6 +35,15 @@ def test_closed_segment_cannot_be_attached() -> None:
     segment.close()
     with pytest.raises(FileNotFoundError):
         Segment.attach(handle)
+
+
+def test_a_path_that_names_another_segment_by_now_is_not_attached() -> None:
+    """Numbers of descriptors, and with them paths, are used again."""
+    segment, later = (Segment.create(100, "a test") for _ in range(2))
+    stale = replace(segment.handle, path=later.handle.path)
+    assert not stale.exists()
+    with pytest.raises(FileNotFoundError, match="no longer the expected"):
+        Segment.attach(stale)
 
 
 def test_too_little_memory_is_an_error_at_once() -> None:

@@ -12,6 +12,7 @@ from marl_collect.buffers.layout import TRAJ_IDS, BatchContents, batch_fields
 from marl_collect.core.batch import SerialBatch
 from marl_collect.core.description import allocate
 from marl_collect.models import make_policy
+from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.policies.choose import make_runner
 from marl_collect.rollout.episodes import EPISODE_BITS, Plan
 from marl_collect.rollout.loop import Rollout
@@ -44,12 +45,18 @@ def actions_of(seeds: Seeds, policy: Any, frames: int) -> dict[int, Any]:
     return {seed: np.stack(frames) for seed, frames in episodes.items()}
 
 
-@pytest.mark.parametrize("network", [False, True])
-def test_actions_depend_on_the_seed_of_their_episode_only(network: bool) -> None:
-    policy = None
-    if network:
-        torch.manual_seed(0)
-        policy = make_policy(CountingEnv(action_mask=True), num_cells=(4,))
+def alternately(seed: int, agents: tuple[str, ...]) -> dict[str, str]:
+    return {agent: str((seed + i) % 2) for i, agent in enumerate(agents)}
+
+
+@pytest.mark.parametrize("networks", [0, 1, 2])
+def test_actions_depend_on_the_seed_of_their_episode_only(networks: int) -> None:
+    torch.manual_seed(0)
+    env = CountingEnv(action_mask=True)
+    policies = {str(i): make_policy(env, num_cells=(4,)) for i in range(networks)}
+    policy: Any = policies.get("0")
+    if networks == 2:
+        policy = AssignedPolicies(policies, alternately)
     expected = actions_of(((7,), (8,), (9,)), policy, 60)
     for seeds, frames in ((((9, 8, 7),), 60), (((8,), (7, 9)), 12)):
         actual = actions_of(seeds, policy, frames)

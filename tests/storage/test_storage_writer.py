@@ -94,10 +94,16 @@ def with_key(key: Any, value: Any = None) -> Any:
     return lambda batch: batch.clone().set(key, make(batch))
 
 
-def not_finite(batch: TensorDict) -> TensorDict:
-    batch["next", "g", "reward"][1, 0, 1] = float("nan")
-    batch["next", "done"][1, -1] = True
-    return batch
+def with_reward(reward: float) -> Any:
+    """Return a function that sets the reward of an episode which then ends."""
+
+    def change(batch: TensorDict) -> TensorDict:
+        batch = batch.clone()
+        batch["next", "g", "reward"][1, 0, 1] = reward
+        batch["next", "done"][1, -1] = True
+        return batch
+
+    return change
 
 
 ACTION = ("g", "action")
@@ -114,7 +120,10 @@ REFUSALS: dict[str, Any] = {
         ACTION, lambda b: b[ACTION][..., None]
     ),
     "action.* is float64 .* but int64": with_key(ACTION, lambda b: b[ACTION].double()),
-    "Agent 1 of the group 'g' has the return nan": lambda b: not_finite(b.clone()),
+    **{
+        f"Agent 1 of the group 'g' has the return {reward}": with_reward(reward)
+        for reward in (float("nan"), float("inf"), -float("inf"))
+    },
 }
 
 

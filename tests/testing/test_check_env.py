@@ -305,6 +305,17 @@ def test_what_contradicts_the_description_is_named(
     assert message in findings(lambda: Pair(harm, description))
 
 
+def test_an_illegal_action_of_an_agent_that_does_not_act_is_named() -> None:
+    def harm(env: Pair) -> None:
+        env.row["pair", "action_mask"].fill(True)
+        if env.steps == 2:
+            env.row["pair", "mask"][0] = False
+            env.row["pair", "action_mask"][0, 1] = False
+
+    text = findings(lambda: Pair(harm, described(action_mask=True)))
+    assert "action_mask of pair_0, which does not act, must be all True" in text
+
+
 def test_a_reward_that_is_added_to_memory_is_named() -> None:
     def harm(env: Pair) -> None:
         if env.steps:

@@ -42,6 +42,19 @@ def test_a_warning_that_is_an_error_loses_no_change() -> None:
     assert copied.gain == 2.0
 
 
+def test_a_copy_that_starts_late_gets_the_changes_of_all_updates() -> None:
+    """Such as that of a replaced worker."""
+    module: Any = Holds()
+    watch = StateWatch(module)
+    for name in ("gain", "bias", "gain", "scale"):
+        setattr(module, name, len(name))
+        state = watch.changes()
+    copied: Any = Holds()
+    assert state is not None
+    StateCopy(copied).apply(state)
+    assert (copied.gain, copied.bias, copied.scale) == (4, 4, 5)
+
+
 @pytest.mark.parametrize("passed", [False, True])
 def test_a_replaced_submodule_is_refused_also_with_weights(passed: bool) -> None:
     class Bounded(nn.Module):
