@@ -160,6 +160,13 @@ class PPOOptions(Options):
             "the standard deviation of all returns so far"
         ),
     ] = False
+    popart: Annotated[
+        bool,
+        Option(
+            "whether the critic's last layers are rescaled whenever the moments of "
+            "``normalise_values`` change, so that its values stay as they are"
+        ),
+    ] = False
     target_tau: Annotated[
         float | None,
         Option(

@@ -9,6 +9,8 @@ Sources:
     Papoudakis et al., "Benchmarking Multi-Agent Deep Reinforcement Learning Algorithms
     in Cooperative Tasks", arXiv 2006.07869: also returns of n steps, target critics,
     IA2C and MAA2C.
+    PopArt: van Hasselt et al., "Learning values across many orders of magnitude", arXiv
+    1602.07714. Its moments are moving averages; here they are those of all returns.
 """
 
 import copy
@@ -28,6 +30,7 @@ from marl_collect.core.signature import ACTS, MEMBER
 from marl_collect.core.tensordicts import key_path, take_rows
 from marl_collect.core.torch_defaults import float32_on
 from marl_collect.models import (
+    CrossGroupCritic,
     RecurrentModule,
     make_critic,
     make_policy,
@@ -129,7 +132,11 @@ class PPOLearner(Learner):
     @classmethod
     @override
     def ignores(cls, setting: str, setup: Setup, options: TrainingOptions) -> bool:
-        if not options.ppo.orthogonal and setting == "ppo.policy_gain":
+        needed = {
+            "ppo.policy_gain": options.ppo.orthogonal,
+            "ppo.popart": options.ppo.normalise_values,
+        }
+        if not needed.get(setting, True):
             return True
         sequences = ("ppo.sequence_frames", "ppo.recurrent_critic")
         if options.recurrent is None and setting in sequences:
@@ -239,6 +246,9 @@ class PPOLearner(Learner):
             output = (data[name, "state_value"] - mean) / deviation
             targets = data[name, "value_target"][data[name, TRAINED]]
             self._moments["return", name].add(targets)
+            if self.ppo.popart:
+                self._preserve_values(name, mean, deviation)
+                continue
             # In the unit of the values to come: what is clipped is the output.
             mean, deviation = self._unit(name)
             data[name, "state_value"] = mean + deviation * output
@@ -438,6 +448,33 @@ class PPOLearner(Learner):
         moments = self._moments["return", group]
         return moments.mean, moments.deviation
 
+    def _preserve_values(self, group: str, mean: float, deviation: float) -> None:
+        """Rescale last layers, so that values are those with the former moments.
+
+        With the new mean m and deviation d, weights W and biases b become
+        ``W * deviation / d`` and ``(b * deviation + mean - m) / d`` (PopArt).
+
+        Args:
+            group: whose moments have changed.
+            mean: the former one.
+            deviation: the former one.
+        """
+        new_mean, new_deviation = self._unit(group)
+        index = list(self.description.groups).index(group)
+        critics: list[Any] = [self.critic, self.target]
+        for critic in critics:
+            if critic is None:
+                continue
+            network = critic
+            if isinstance(critic, CrossGroupCritic):
+                network = critic.module.group_heads[group]
+            elif len(self.description.groups) > 1:
+                network = critic[index]
+            layer = _layers(network)[-1]
+            layer.weight.data.mul_(deviation / new_deviation)
+            bias = layer.bias.data
+            bias.mul_(deviation).add_(mean - new_mean).div_(new_deviation)
+
     def _inputs(self, batch: TensorDictBase) -> list[Any]:
         """Return the keys that training reads."""
         keys: set[Any] = {("next", "done"), ("next", "terminated")}
@@ -477,7 +514,7 @@ def _orthogonalise(network: nn.Module, gain: float, last: float = 1.0) -> None:
         gain: of all layers but recurrent ones, which have 1, and the last.
         last: gain of the last layer, and of those with one output.
     """
-    layers = [m for m in network.modules() if any(True for _ in m.parameters(False))]
+    layers = _layers(network)
     within = {
         layer
         for module in network.modules()
@@ -499,6 +536,11 @@ def _orthogonalise(network: nn.Module, gain: float, last: float = 1.0) -> None:
                 else:
                     ends = layer is layers[-1] or len(tensor) == 1
                     nn.init.orthogonal_(tensor, last if ends else gain)
+
+
+def _layers(network: nn.Module) -> list[Any]:
+    """Return the modules with weights of their own, in their order."""
+    return [m for m in network.modules() if any(True for _ in m.parameters(False))]
 
 
 def _entropy(dist: Any) -> Tensor:

@@ -330,6 +330,7 @@ def test_a_wrong_argument_is_an_error_before_anything_starts(
         (["ippo-local-shared"], "ppo.lr=0.1", False),
         (["vdn-local-shared"], "value.tau=0.1", False),
         (["ippo-local-shared", "qmix-local-shared"], "network=attention", True),
+        (["ippo-local-shared"], "ppo.popart=1", True),
         (["ippo-centralised-shared"], "network=attention", False),
         (["mappo-local-shared"], "network=attention", False),
         (["vdn-centralised-shared"], "network=attention", False),

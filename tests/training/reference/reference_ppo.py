@@ -41,6 +41,7 @@ class Settings:
     tau: float | None
     apart: bool
     rates: tuple[float, float]
+    popart: bool  # whether values stay as they are when moments change
     learnt: tuple[float, ...] | None
     """Returns that the critic learnt before, if they are standardised."""
 
@@ -446,35 +447,40 @@ def mean_and_deviation(numbers: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(numbers)), float(np.std(numbers)) or 1.0
 
 
+def values_of_frames(
+    critic: Weights, batch: Any, settings: Settings
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Return the critic's states, and its outputs before and after each frame."""
+    if not settings.remembers:
+        now, then = (values(critic, td, settings) for td in (batch, batch["next"]))
+        return {}, now, then
+    begins = batch["is_init"][..., 0]
+    after = critic_states(critic, batch, settings)
+    before = {
+        g: torch.cat([torch.zeros_like(h[:, :1]), h[:, :-1]], 1)
+        for g, h in after.items()
+    }
+    zeros = {g: h[:, 0] for g, h in before.items()}
+    now = values(critic, batch, settings, zeros, begins)
+    # A step of its own for each next observation.
+    single_frames = batch["next"].reshape(-1, 1)
+    flat = {g: h.flatten(0, 1) for g, h in after.items()}
+    no = torch.zeros(single_frames.shape, dtype=torch.bool)
+    then = values(critic, single_frames, settings, flat, no)
+    return before, now, {g: v.view_as(now[g]) for g, v in then.items()}
+
+
 def prepare(
     critic: Weights, batch: Any, settings: Settings, target_critic: Weights
 ) -> Prepared:
     """Estimate advantages of a batch ``[B, T]`` and divide it into sequences."""
-    before: dict[str, Tensor] = {}
     mean, deviation = mean_and_deviation(settings.learnt or (-1.0, 1.0))
 
     def scaled(by_group: Any) -> Any:
         return {g: mean + deviation * v for g, v in by_group.items()}
 
     with torch.no_grad():
-        if settings.remembers:
-            begins = batch["is_init"][..., 0]
-            after = critic_states(critic, batch, settings)
-            before = {
-                g: torch.cat([torch.zeros_like(h[:, :1]), h[:, :-1]], 1)
-                for g, h in after.items()
-            }
-            zeros = {g: h[:, 0] for g, h in before.items()}
-            root_values = values(critic, batch, settings, zeros, begins)
-            # A step of its own for each next observation.
-            single_frames = batch["next"].reshape(-1, 1)
-            flat = {g: h.flatten(0, 1) for g, h in after.items()}
-            no = torch.zeros(single_frames.shape, dtype=torch.bool)
-            then = values(critic, single_frames, settings, flat, no)
-            then = {g: v.view_as(root_values[g]) for g, v in then.items()}
-        else:
-            root_values = values(critic, batch, settings)
-            then = values(critic, batch["next"], settings)
+        before, root_values, then = values_of_frames(critic, batch, settings)
         outputs = root_values
         root_values, then = scaled(root_values), scaled(then)
         judged = root_values
@@ -498,6 +504,13 @@ def prepare(
             g: mean_and_deviation([*settings.learnt, *a[~a.isnan()].tolist()])
             for g, a in target.items()
         }
+    if settings.popart:
+        for network in (critic, target_critic):
+            rescale(network, (mean, deviation), moments, settings)
+        outputs = {
+            g: (root_values[g] - new_mean) / new_deviation
+            for g, (new_mean, new_deviation) in moments.items()
+        }
     length, frames = settings.length, batch.shape[1]
     # The last sequence of a row repeats its last frame, which is then not trained.
     steps = torch.arange(-(-frames // length) * length)
@@ -515,6 +528,28 @@ def prepare(
         {g: cut(v) for g, v in outputs.items()},
         moments,
     )
+
+
+def last_layer(critic: Weights, name: str, settings: Settings) -> Any:
+    """Return weights and biases of the layer that writes the values of a group."""
+    heads = networks.layers(critic, "head", f".{name}.")
+    index = list(settings.groups).index(name)
+    return (heads or networks.layers(part(critic, index, name, settings.groups)))[-1]
+
+
+def rescale(
+    critic: Weights,
+    unit: tuple[float, float],
+    moments: Mapping[str, tuple[float, float]],
+    settings: Settings,
+) -> None:
+    """Rescale last layers, so that values in the new unit are those in the old one."""
+    mean, deviation = unit
+    for name, (new_mean, new_deviation) in moments.items():
+        weight, bias = last_layer(critic, name, settings)
+        with torch.no_grad():
+            weight.copy_(deviation / new_deviation * weight)
+            bias.copy_((deviation * bias + mean - new_mean) / new_deviation)
 
 
 def loss_of(error: Tensor, delta: float | None) -> Tensor:

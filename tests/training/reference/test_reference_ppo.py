@@ -1,6 +1,7 @@
 """PPO equals a computation from its definition, in cases drawn at random."""
 
 import random
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -86,6 +87,7 @@ def drawn(seed: int) -> tuple[Kind, Setup, dict[str, Any]]:
         setup = replace(setup, algorithm=ACTOR_CRITIC[setup.algorithm])
     remembers = settings["recurrent"] is not None and setup.centralised
     remembers |= memory and central(setup)
+    settings["ppo.popart"] = settings["ppo.normalise_values"] and pick.random() < 0.6
     settings["network"] = None if remembers or pick.random() < 0.3 else "attention"
     return kind, setup, settings
 
@@ -152,6 +154,7 @@ def case(seed: int) -> tuple[Any, Any, reference.Settings]:
             tau=ppo.target_tau,
             apart=ppo.clip_apart,
             rates=(ppo.lr, ppo.critic_lr or ppo.lr),
+            popart=ppo.popart,
             learnt=LEARNT if ppo.normalise_values else None,
         ),
     )
@@ -170,6 +173,7 @@ def test_ppo_equals_its_definition(seed: int) -> None:
     learner, batch, settings = case(seed)
     policy, critic = weights_of(learner.policy), weights_of(learner.critic)
     old = weights_of(learner.target or learner.critic)  # Of the target critic.
+    at_first = deepcopy(learner.state_dict()["networks"])
     prepared = reference.prepare(critic, batch, settings, old)
     before = batch.clone()
     learner_data = learner.prepare(batch)
@@ -227,6 +231,8 @@ def test_ppo_equals_its_definition(seed: int) -> None:
         target_critic=old,
     )
     learn_before(learner)
+    for name, module in (learner.networks | learner.untrained).items():
+        module.load_state_dict(at_first[name])
     # The same rewards a second time have the moments that they had alone.
     learner.update(batch, progress=0.0)
     for name, weights in networks.items():
@@ -278,8 +284,16 @@ def test_the_cases_have_everything() -> None:
         ("huber_delta", 3),
         ("clip_value", 3),
         ("normalise_values", 2),
+        ("popart", 2),
     ):
         assert len({s[f"ppo.{name}"] for _, _, s in cases}) == count, name
     assert any(s["recurrent"] and s["ppo.target_tau"] for _, _, s in cases)
     assert any(s["ppo.n_steps"] and kind.turns for kind, _, s in cases)
     assert any(s["ppo.normalise_values"] and s["ppo.clip_value"] for _, _, s in cases)
+    rescaled = [(kind, a, s) for kind, a, s in cases if s["ppo.popart"]]
+    assert {len(kind.groups) for kind, _, _ in rescaled} == {1, 2}
+    assert {central(a) for _, a, _ in rescaled} == {True, False}
+    assert {a.share_params for _, a, _ in rescaled} == {True, False}
+    assert {s["ppo.recurrent_critic"] for _, _, s in rescaled} == {True, False}
+    assert any(s["ppo.target_tau"] for _, _, s in rescaled)
+    assert any(s["network"] and central(a) for _, a, s in rescaled)
