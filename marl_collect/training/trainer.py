@@ -418,6 +418,7 @@ class Trainer:
             raise ValueError(  # noqa: TRY004 - the file is wrong, not an argument
                 f"{self.folder.path / CONFIG} is damaged: it holds {before!r}."
             )
+        before["options"] = _with_defaults(before.get("options"))
         different = list(differences(before, plain))
         if different:
             raise ValueError(
@@ -425,6 +426,22 @@ class Trainer:
                 f"{'; '.join(different)}. Choose another folder, or pass the same "
                 "arguments to resume that run."
             )
+
+
+def _with_defaults(saved: Any) -> Any:
+    """Return the options of a run, with the defaults of those that are newer than it.
+
+    So a new option needs a default that changes nothing.
+    """
+    defaults = json.loads(json.dumps(asdict(TrainingOptions())))
+    if not isinstance(saved, dict):
+        return saved
+    parts = {
+        name: part | saved[name]
+        for name, part in defaults.items()
+        if isinstance(part, dict) and isinstance(saved.get(name), dict)
+    }
+    return defaults | saved | parts
 
 
 def differences(there: Any, here: Any, name: str = "") -> Iterator[str]:

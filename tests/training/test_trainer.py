@@ -312,6 +312,21 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
         Trainer(task, IPPO, COUNTING, 0, tmp_path).run()
 
 
+def test_a_run_from_before_an_option_has_its_default(
+    finished: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, result = finished
+    task = task_of(CountingEnv)
+    config = json.loads((folder / CONFIG).read_text())
+    for part, name in ((None, "bootstrap_limits"), ("ppo", "popart")):
+        del (config["options"] if part is None else config["options"][part])[name]
+    (folder / CONFIG).write_text(json.dumps(config))
+    assert Trainer(task, IPPO, COUNTING, 0, folder).run() == result
+    other = COUNTING.with_settings({"ppo.popart": True, "ppo.normalise_values": True})
+    with pytest.raises(ValueError, match=r"popart is False there and True here"):
+        Trainer(task, IPPO, other, 0, folder).run()
+
+
 def test_damaged_files_of_a_run_are_named(tmp_path: Path) -> None:
     task = task_of(CountingEnv)
     with pytest.raises(StopError):
