@@ -330,7 +330,7 @@ def test_a_wrong_argument_is_an_error_before_anything_starts(
         (["ippo-local-shared"], "ppo.lr=0.1", False),
         (["vdn-local-shared"], "value.tau=0.1", False),
         (["ippo-local-shared", "qmix-local-shared"], "network=attention", True),
-        (["ippo-local-shared"], "ppo.popart=1", True),
+        (["ippo-local-shared"], "ppo.popart=true", True),
         (["ippo-centralised-shared"], "network=attention", False),
         (["mappo-local-shared"], "network=attention", False),
         (["vdn-centralised-shared"], "network=attention", False),
@@ -340,7 +340,7 @@ def test_a_setting_that_no_setup_reads_is_refused(
     setups: list[str], setting: str, ignored: bool, tmp_path: Path
 ) -> None:
     name, _, text = setting.partition("=")
-    value = text if name in ("reward", "network") else float(text)
+    value = text if name in ("reward", "network") else json.loads(text)
     comparison = Comparison(
         Task(TASK, CountingEnv, CountingEnv().description, {}),
         [Setup.parse(setup) for setup in setups],
