@@ -134,8 +134,9 @@ def test_weights_of_some_workers_and_of_submodules() -> None:
             model_id="module", weights={"level": torch.tensor(8.0)}, worker_ids=2
         )
         assert levels() == [7.0, 7.0, 8.0]
-        with pytest.raises(ValueError, match="worker 3 of 3"):
-            collector.update_policy_weights_(worker_ids=3)
+        for index in (3, -1):
+            with pytest.raises(ValueError, match=f"worker {index} of 3"):
+                collector.update_policy_weights_(worker_ids=index)
         with pytest.raises(KeyError, match="no submodule 'critic'"):
             collector.update_policy_weights_(weights_dict={"critic": {}})
         with pytest.raises(ValueError, match="only one"):

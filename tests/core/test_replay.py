@@ -39,7 +39,10 @@ KINDS: dict[str, Any] = {
     "single": counting,
     "serial": lambda: SerialEnv(3, counting),
     "parallel": lambda: ParallelEnv(3, counting, num_processes=2),
-    "worlds": lambda: CountingWorlds(3, action_mask=True, state=True),
+    # After 20 frames, the last world's replay begins when it has ended once already.
+    "worlds": lambda: CountingWorlds(
+        3, action_mask=True, state=True, deaths=False, min_length=3, max_length=12
+    ),
 }
 
 

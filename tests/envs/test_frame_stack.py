@@ -15,6 +15,7 @@ from support.zoo import (
     Script,
     ScriptedEnv,
     ScriptedTurns,
+    altered,
 )
 from workloads.counting import CountingEnv
 
@@ -31,6 +32,13 @@ def scripted() -> PettingZooWrapper:
     return PettingZooWrapper(ScriptedEnv(COMINGS_AND_GOINGS), done_on_any=False)
 
 
+def waiting() -> PettingZooWrapper:
+    """One agent waits when an episode begins, and observes."""
+    script = Script(waits={"agent_1": (0, 1)}, max_cycles=4)
+    look = lambda begun: begun[0].update(agent_1=np.ones(3, np.float32))  # noqa: E731
+    return PettingZooWrapper(altered(ScriptedEnv(script), reset=look), absent="waiting")
+
+
 def turns() -> PettingZooWrapper:
     return PettingZooWrapper(ScriptedTurns(SHORT_TURNS))
 
@@ -42,6 +50,7 @@ ENVIRONMENTS: dict[str, Callable[[], Any]] = {
     "pictures": partial(counting, image=(5, 4, 3)),
     "joins and returns": scripted,
     "turns": turns,
+    "waits at first": waiting,
 }
 
 
