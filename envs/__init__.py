@@ -35,4 +35,16 @@ if TYPE_CHECKING:
     from marl_collect.envs.vmas.env import VmasEnv as VmasEnv
     from marl_collect.errors import MissingPackageError as MissingPackageError
 
-__getattr__, __dir__ = lazy.attach(__name__)
+
+def _extra_of(module: str) -> str:
+    """Return the extra of a module, that of the task provider in its folder."""
+    from importlib import import_module
+
+    folder = module.rpartition(".")[0]
+    if folder in (__name__, f"{__name__}.pettingzoo"):
+        return "pettingzoo"
+    extra: str = import_module(f"{folder}.provider").FAMILY.extra
+    return extra
+
+
+__getattr__, __dir__ = lazy.attach(__name__, _extra_of)

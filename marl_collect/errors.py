@@ -43,11 +43,15 @@ def imports_of(extra: str, user: str) -> Iterator[None]:
         user: what needs it, the subject of the message.
 
     Raises:
-        MissingPackageError: for an ImportError; names the extra to install.
+        MissingPackageError: for an ImportError; names the extra to install. One that
+            is raised in the block, or an import of this package, passes unchanged.
     """
     try:
         yield
     except ImportError as error:
+        ours = f"{error.name}".partition(".")[0] == __name__.partition(".")[0]
+        if ours or isinstance(error, MissingPackageError):
+            raise
         raise MissingPackageError(
             f"{user} needs {error.name or 'a package'}, which cannot be imported "
             f"({error}). Install it with: {install_command(extra)}",

@@ -18,8 +18,16 @@ from functools import cache
 from typing import Any
 
 
-def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` for the module called ``package``."""
+def attach(
+    package: str, extra_of: Callable[[str], str] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` for the module called ``package``.
+
+    Args:
+        package: its name.
+        extra_of: returns the extra of this package that installs what a module of
+            ``package`` imports, for the error if it cannot be imported.
+    """
 
     def __getattr__(name: str) -> Any:  # noqa: N807 - it becomes the module's own
         if name == "__all__":
@@ -27,7 +35,15 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
         if name.startswith("__") or name not in public_names(package):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, attribute = public_names(package)[name]
-        value = getattr(importlib.import_module(module), attribute)
+        try:
+            value = getattr(importlib.import_module(module), attribute)
+        except ImportError:
+            if extra_of is None:
+                raise
+            from marl_collect.errors import imports_of
+
+            with imports_of(extra_of(module), name):
+                raise
         # An ordinary global from now on.
         setattr(sys.modules[package], name, value)
         return value

@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LINKS = {"envs": ROOT / "envs", "models": ROOT / "models"}
 LAYERS = [
-    {"errors", "lazy", "options"},
+    {"errors"},
+    {"lazy", "options"},
     {"programs"},
     {"core"},
     {"files", "processes"},

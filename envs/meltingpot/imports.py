@@ -17,6 +17,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from marl_collect.errors import MissingPackageError
+
 _PACKAGE = "meltingpot"
 _lock = threading.RLock()
 _kept: dict[str, ModuleType] = {}
@@ -30,10 +32,10 @@ def meltingpot_modules() -> Iterator[None]:
     imports further modules when it is called.
 
     Raises:
-        ImportError: if dm-meltingpot is missing; names the command to install it.
+        MissingPackageError: if dm-meltingpot is missing; names the command to install.
     """
     with _lock:
-        if _PACKAGE in sys.modules:  # imported by the user or by an outer block
+        if sys.modules.get(_PACKAGE):  # imported by the user or by an outer block
             yield
             return
         spec = _require_meltingpot()
@@ -51,7 +53,7 @@ def import_meltingpot() -> Any:
     """Import the complete MeltingPot, with bots and TensorFlow.
 
     Raises:
-        ImportError: if dm-meltingpot is missing; names the command to install it.
+        MissingPackageError: if dm-meltingpot is missing; names the command to install.
     """
     if _PACKAGE not in sys.modules:
         _require_meltingpot()
@@ -63,7 +65,7 @@ def import_meltingpot() -> Any:
 def _require_meltingpot() -> ModuleSpec:
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None:
-        raise ImportError(
+        raise MissingPackageError(
             "MeltingPot environments need the package dm-meltingpot, which is not "
             "installed. Install it with: python scripts/install_meltingpot.py. If its "
             "archive of bots can be downloaded, this works too: pip install "

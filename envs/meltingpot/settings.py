@@ -112,8 +112,8 @@ def read_substrate(
         raise ValueError(
             f"log_level must be one of {get_args(LogLevel)}, but is {log_level!r}."
         )
-    import_dmlab2d()
     with meltingpot_modules():
+        import_dmlab2d()
         from meltingpot.configs import substrates as configs
 
         config = substrate

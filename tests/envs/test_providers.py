@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.packages import skip_without
+from support.scripts import run_python
 
 from marl_collect.cli import tasks
 from marl_collect.envs.family import Family, UnknownTaskError
@@ -181,6 +182,47 @@ def test_a_class_without_its_library_says_how_to_install_it(
     with pytest.raises(MissingPackageError, match=re.escape(command)) as failure:
         getattr(environments, name)(task)
     assert str(failure.value.name).startswith(library)
+
+
+PETTINGZOO = ("PettingZooEnv", "PettingZooWrapper")
+# Top-level modules that extras install.
+OF_EXTRAS = (
+    *("dmlab2d", "gymnasium_robotics", "imageio", "jax", "jaxmarl", "lbforaging"),
+    *("matplotlib", "meltingpot", "minari", "mpe2", "mujoco", "overcooked_ai_py"),
+    *("pettingzoo", "pyarrow", "pyspiel", "ray", "rware", "shimmy", "tensorstore"),
+    *("torchrl", "vmas"),
+)
+WITHOUT_EXTRAS = """
+import sys
+from importlib import import_module
+from marl_collect.lazy import public_names
+sys.modules |= dict.fromkeys(sys.argv[1:])  # Their imports fail.
+for room in "envs", "collectors", "distributed", "evaluation", "models", "storage":
+    for name in public_names(f"marl_collect.{room}"):
+        try:
+            value = getattr(import_module(f"marl_collect.{room}"), name)
+            if room == "envs" and name in ("Lab2dEnv", "MeltingpotEnv"):
+                value("clean_up")  # They import their libraries late.
+        except Exception as error:
+            print(room, name, type(error).__name__, *str(error).splitlines(), sep="\\t")
+"""
+
+
+@pytest.mark.processes
+def test_without_any_extra_every_public_name_works_or_names_its_extra() -> None:
+    process = run_python("-c", WITHOUT_EXTRAS, *OF_EXTRAS, check=True, interpreter=True)
+    extras = {}
+    for line in process.stdout.splitlines():
+        room, name, kind, message = line.split("\t")
+        assert kind == "MissingPackageError", line
+        (extra,) = re.findall(r"pip install .marl-collect\[(\w+)\].", message)
+        extras[room, name] = extra
+    expected = {family.env.rpartition(":")[2]: family.extra for family in FAMILIES}
+    expected |= dict.fromkeys(("AgentLists", *PETTINGZOO), "pettingzoo")
+    of_envs = {name: extra for (room, name), extra in extras.items() if room == "envs"}
+    assert of_envs == expected
+    others = {extra for (room, _), extra in extras.items() if room != "envs"}
+    assert others == {"datasets"}
 
 
 SETTINGS = {
