@@ -7,6 +7,7 @@ distributed over workers. ``RandomPolicy`` draws from torch's global generator.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, final
 
 import numpy as np
@@ -156,6 +157,17 @@ class Sampler:
         shape = () if self.one_hot else tuple(self.space.shape or ())
         return (self.n_agents, *shape)
 
+    @cached_property
+    def _range(self) -> tuple[Array, Array] | None:
+        """Lower bounds and spans of a Box of floats; None unless all are finite."""
+        box = self.space
+        if not isinstance(box, spaces.Box) or box.dtype.kind != "f":
+            return None
+        low = box.low.astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            span = box.high.astype(np.float64) - low
+        return (low, span) if np.isfinite(span).all() else None
+
     def actions(self, noise: Array, mask: Array | None = None) -> Array:
         """Return actions for ``noise``, float64 in ``[0, 1)``, ``[*B, *noise_shape]``.
 
@@ -171,7 +183,10 @@ class Sampler:
         if isinstance(space, spaces.MultiBinary):
             return (noise < 0.5).astype(np.int64)
         if isinstance(space, spaces.Box):
-            return _in_box(noise, space)
+            if self._range is None:
+                return _in_box(noise, space)
+            low, span = self._range
+            return (low + noise * span).astype(space.dtype)
         raise TypeError(
             f"Random actions at {'/'.join(self.key)} cannot be sampled from the space "
             f"{space}: expected Box, Discrete, MultiDiscrete or MultiBinary."

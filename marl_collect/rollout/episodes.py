@@ -153,22 +153,6 @@ def left_behind(environments: Mapping[str, Any], running: Sequence[int]) -> list
     return rows
 
 
-@final
-@dataclass(frozen=True)
-class EpisodeEnds:
-    """Episodes that ended in one frame, before this frame is in the slot.
-
-    Attributes:
-        rows: indices of their environments within the rollout, int64 ``[m]``.
-        starts: their first frames in the slot; 0 for those that began earlier.
-        end: the frame after their last one.
-    """
-
-    rows: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    end: int
-
-
 _AHEAD = 32
 """Number of episodes of each environment whose seeds are computed together."""
 
@@ -202,7 +186,7 @@ class RunningEpisodes:
         self._actions = SlotActions(list(description.actions()), size)
         self._begun = False
         # Of the current slot: the episodes that ended, and the state before it.
-        self._ends: list[EpisodeEnds] = []
+        self._ends: list[tuple[NDArray[np.int64], NDArray[np.int64], int]] = []
         self._before = self._numbers, self._lengths, self.levels, self._returns
         self._seeds = np.zeros((size, 0), np.int64)
         self._first_seed = np.zeros(size, np.int64)
@@ -305,7 +289,7 @@ class RunningEpisodes:
             starts: their first frames in the slot.
             end: the frame after their last one.
         """
-        self._ends.append(EpisodeEnds(rows, starts, end))
+        self._ends.append((rows, starts, end))
 
     def leave(self, slot: Arrays, starts: NDArray[np.int64], end: int) -> EndedEpisodes:
         """Write ids and counts of a complete slot; return the episodes that ended.
@@ -316,8 +300,9 @@ class RunningEpisodes:
                 earlier.
             end: the frame after the last one.
         """
-        self._stamp(slot, end)
-        ended = self._sum_up(slot, starts, end)
+        joined = _joined(self._ends)
+        self._stamp(slot, joined, end)
+        ended = self._sum_up(slot, joined, starts, end)
         self._lengths += end - starts
         if self._description.repeats and end:
             self._actions.append(slot, starts, end)
@@ -383,42 +368,44 @@ class RunningEpisodes:
             {key: array[rows] for key, array in frame.items()},
         )
 
-    def _stamp(self, slot: Arrays, end: int) -> None:
+    def _stamp(self, slot: Arrays, ended: "Joined", end: int) -> None:
         """Write trajectory ids and counts of frames."""
+        if not end:
+            return
         numbers, lengths, levels, _ = self._before
-        size = len(numbers)
+        rows, _, ends = ended
+        if len(rows) and ends[-1] == end:  # They are in order.
+            within = ends < end
+            rows, ends = rows[within], ends[within]
         if TRAJ_IDS in slot:
-            ids = (self._index << EPISODE_BITS) + numbers
-            frames = slot[TRAJ_IDS].swapaxes(0, 1)
-            if self._ends and end:
-                steps = np.zeros((end + 1, size), np.int64)
-                steps[0] = ids
-                for ends in self._ends:
-                    steps[ends.end, ends.rows] += 1
-                np.cumsum(steps[:end], 0, out=steps[:end])
-                frames[:end] = steps[:end]
-            else:
-                frames[:end] = ids
+            ids = ((self._index << EPISODE_BITS) + numbers)[:, None]
+            if len(rows):
+                steps = np.zeros((len(numbers), end), np.int64)
+                steps[:, :1] = ids
+                steps[rows, ends] += 1
+                ids = np.add.accumulate(steps, 1, out=steps)
+            slot[TRAJ_IDS][:, :end] = ids
         if LEVEL in slot:
-            frames = slot[LEVEL].swapaxes(0, 1)
-            frames[:end] = levels
-            for ends in self._ends:  # The level changes between slots only.
-                frames[ends.end : end, ends.rows] = self.levels[ends.rows]
+            slot[LEVEL][:, :end] = levels[:, None]
+            for row, first in zip(rows, ends, strict=True):
+                # The level changes between slots only.
+                slot[LEVEL][row, first:end] = self.levels[row]
         if STEP_COUNT in slot:
-            first = np.full((end + 1, size), -NEVER)
-            first[0] = -lengths
-            for ends in self._ends:
-                first[ends.end, ends.rows] = ends.end
-            np.maximum.accumulate(first, 0, out=first)
-            counts = (np.arange(end)[:, None] - first[:end])[..., None]
-            slot[STEP_COUNT].swapaxes(0, 1)[:end] = counts
-            slot["next", *STEP_COUNT].swapaxes(0, 1)[:end] = counts + 1
+            first = -lengths[:, None]
+            if len(rows):
+                starts = np.full((len(numbers), end), -NEVER)
+                starts[:, :1] = first
+                starts[rows, ends] = ends
+                first = np.maximum.accumulate(starts, 1, out=starts)
+            counts = (np.arange(end) - first)[..., None]
+            slot[STEP_COUNT][:, :end] = counts
+            slot["next", *STEP_COUNT][:, :end] = counts + 1
 
     def _sum_up(
-        self, slot: Arrays, starts: NDArray[np.int64], end: int
+        self, slot: Arrays, joined: "Joined", starts: NDArray[np.int64], end: int
     ) -> EndedEpisodes:
         """Sum rewards; return the episodes that ended."""
-        joined = rows, firsts, ends = _joined(self._ends)
+        rows, firsts, ends = joined
         returns: dict[str, NDArray[np.float64]] = {}
         for name, running in self._returns.items():
             rewards = slot["next", name, "reward"][..., 0]
@@ -454,17 +441,15 @@ Joined = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 """Environments, first frames, and the frames after the last ones, of episodes."""
 
 
-def _joined(ends: Sequence[EpisodeEnds]) -> Joined:
-    if not ends:
+def _joined(
+    parts: Sequence[tuple[NDArray[np.int64], NDArray[np.int64], int]],
+) -> Joined:
+    """Join episodes that ended in the same frames: rows, first frames, and the end."""
+    if not parts:
         return _NONE, _NONE, _NONE
-    if len(ends) == 1:
-        first = ends[0]
-        return first.rows, first.starts, np.full(len(first.rows), first.end)
-    return (
-        np.concatenate([e.rows for e in ends]),
-        np.concatenate([e.starts for e in ends]),
-        np.repeat([e.end for e in ends], [len(e.rows) for e in ends]),
-    )
+    rows, starts, ends = zip(*parts, strict=True)
+    lasts = np.repeat(ends, list(map(len, rows)))
+    return np.concatenate(rows), np.concatenate(starts), lasts
 
 
 def _sums(

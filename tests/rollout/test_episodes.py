@@ -11,7 +11,7 @@ from marl_collect import Collector, restore_next
 from marl_collect.buffers.layout import MANY
 from marl_collect.core import replay
 from marl_collect.core.replay import ActionsMark, EpisodeActions, SlotActions
-from marl_collect.rollout.episodes import EpisodeEnds, _joined, _sums
+from marl_collect.rollout.episodes import _joined, _sums
 
 ACTION: Any = ("a", "action")
 
@@ -29,23 +29,24 @@ def test_sums_do_not_depend_on_how_many_environments_are_summed(
     for end in range(1, frames + 1):
         rows = np.flatnonzero(random.random(16) < 0.2)
         if len(rows):
-            ends.append(EpisodeEnds(rows, starts[rows], end))
+            ends.append((rows, starts[rows], end))
             starts[rows] = end
-    total, carried = _sums(rewards, _joined(ends), starts, frames)
+    joined = _joined(ends)
+    total, carried = _sums(rewards, joined, starts, frames)
     for k in range(16):
         own_ends = [
-            EpisodeEnds(np.array([0]), e.starts[e.rows == k], e.end)
-            for e in ends
-            if k in e.rows
+            (np.array([0]), firsts[rows == k], end)
+            for rows, firsts, end in ends
+            if k in rows
         ]
         single = _sums(rewards[k : k + 1], _joined(own_ends), starts[k : k + 1], frames)
-        is_own = np.concatenate([e.rows for e in ends]) == k
+        is_own = joined[0] == k
         assert (single[0] == total[is_own]).all()
         assert (single[1][0] == carried[k]).all()
     totals = np.add.reduce(rewards.astype(np.float64), 1)
-    joined = carried.copy()
-    np.add.at(joined, np.concatenate([e.rows for e in ends]), total)
-    np.testing.assert_allclose(joined, totals, rtol=1e-9, atol=1e-6)
+    sums = carried.copy()
+    np.add.at(sums, joined[0], total)
+    np.testing.assert_allclose(sums, totals, rtol=1e-9, atol=1e-6)
 
 
 @pytest.mark.parametrize(("limit", "compact"), [(None, False), (7, True)])
