@@ -103,24 +103,6 @@ def test_absent_agents_change_nothing_for_the_rest(share_params: bool) -> None:
     assert after.isfinite().all()
 
 
-def test_permuted_agents_have_permuted_outputs() -> None:
-    net, x, order = network(), inputs(2), [2, 0, 3, 1]
-    torch.testing.assert_close(net(x[:, order]), net(x)[:, order])
-
-
-def test_deep_sets_are_attention_with_queries_of_zero() -> None:
-    net, x = network(), inputs(0)
-    encode, project, decode = net.net
-    with torch.no_grad():
-        project.weight[:6] = 0
-        project.bias[:6] = 0
-    codes = encode(x)
-    values = project(codes)[..., 12:]
-    mean = values[:, 1:].mean(1, keepdim=True).expand(-1, 3, -1)
-    expected = decode(torch.cat([codes[:, 1:], mean], -1))
-    torch.testing.assert_close(net(x)[:, 1:], expected)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,7 +1,5 @@
 """``make_policy`` fits the description, for all kinds of observations and actions."""
 
-import copy
-import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -143,18 +141,6 @@ def test_any_batch_dimensions(batch: Any) -> None:
     out = make_policy(description)(observe(description, *batch))
 
     assert out["bounded", "action"].shape == (*batch, 3, 2)
-
-
-def test_policies_copy_and_pickle() -> None:
-    description = describe()
-    policy = make_policy(description, share_params=False)
-    td = observe(description, 2)
-    expected = policy(td.clone())
-
-    for other in (copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):
-        actual = other(td.clone())
-        for key in description.actions():
-            assert torch.equal(actual[key], expected[key])
 
 
 class FixedScaleHead(ActionHead):
