@@ -315,14 +315,16 @@ def test_the_data_are_those_of_the_library(case: Case) -> None:
     ends = set()
     for seed, episode in episodes(factory, case.frames, seed=1):
         stock.begin(seed)
+        seen = stock.seen()
         taken = [key for key in episode if key[1:] == ("action",)]
         length = len(episode["done",])
         for step in range(length):
-            assert_equal(episode, step, stock.seen())
+            assert_equal(episode, step, seen)
             actions = {key: episode[key][step] for key in taken}
             outcome, terminated, truncated = stock.step(actions)
             assert_equal(episode, step, "next", outcome)
-            assert_equal(episode, step, "next", stock.seen())
+            seen = stock.seen()
+            assert_equal(episode, step, "next", seen)
             flags = {"terminated": terminated, "truncated": truncated}
             groups = {key[0] for key in taken}
             for name, flag in flags.items():

@@ -354,19 +354,6 @@ def test_rows_follow_the_group_map() -> None:
         assert list(env.group_map) == ["player_0", "player_1"]
 
 
-def test_actions_may_be_one_hot() -> None:
-    with MeltingpotEnv(SMALL, categorical_actions=False) as env:
-        rollout = env.rollout(4)
-        assert rollout["agents", "action"].shape == (4, 2, 8)
-        assert (rollout["agents", "action"].sum(-1) == 1).all()
-        row = bound(env)
-        row["agents", "action"][...] = 1
-        with pytest.raises(
-            ValueError, match="player_0 in agents/action is not one-hot"
-        ):
-            env.step_row()
-
-
 @pytest.mark.parametrize("wrong", [-1, 8, 2**40])
 def test_an_action_out_of_range_is_not_sent_to_lab2d(wrong: Any) -> None:
     with MeltingpotEnv(SMALL) as env:
