@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torchrl")
 pytest.importorskip("pettingzoo")
 
+from support.runs import StopAt, StopError
 from typer.testing import CliRunner
 from workloads.counting import CountingEnv
 
@@ -49,21 +50,6 @@ def _offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-
-
-class StopError(Exception):
-    pass
-
-
-class StopAt(Watcher):
-    """Ends a run after a batch, as a kill would: the checkpoint is older."""
-
-    def __init__(self, frames: int) -> None:
-        self.frames = frames
-
-    def progress(self, frames: int, row: Any) -> None:
-        if frames >= self.frames:
-            raise StopError
 
 
 def csv_curves(run: Path) -> Curves:

@@ -1,9 +1,10 @@
-"""Folders of training runs, written without training."""
+"""Training runs: folders that are written without training, and runs that stop."""
 
 from pathlib import Path
 from typing import Any
 
 from marl_collect.training.run_folder import RunFolder
+from marl_collect.training.trainer import Watcher
 
 
 def evaluation(frames: int) -> dict[str, Any]:
@@ -33,3 +34,24 @@ def write_run(
     evaluated = range(0, frames + 1, 100)
     run.write_json("evaluations.json", [evaluation(at) for at in evaluated])
     return run
+
+
+class StopError(Exception):
+    """Raised in a run that ``StopAt`` ends."""
+
+
+class StopAt(Watcher):
+    """Ends a run after a batch was trained on: its checkpoint is older."""
+
+    def __init__(self, frames: int) -> None:
+        self.frames = frames
+
+    def progress(self, frames: int, row: Any) -> None:
+        if frames >= self.frames:
+            raise StopError
+
+    def failed(self, error: Any) -> None:
+        raise AssertionError from error
+
+    def interrupted(self) -> None:
+        raise AssertionError

@@ -16,6 +16,7 @@ import torch
 
 pytest.importorskip("pettingzoo")
 
+from support.runs import StopAt, StopError
 from workloads.counting import CountingEnv
 from workloads.pair import PairEnv
 
@@ -29,30 +30,9 @@ from marl_collect.training.comparison import Comparison, check_setups
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.options import Setup, TrainingOptions, policy_options
 from marl_collect.training.run_folder import EVALUATIONS, LAST, PROGRESS, RunFolder
-from marl_collect.training.trainer import Task, Trainer, Watcher
+from marl_collect.training.trainer import Task, Trainer
 
 pytestmark = pytest.mark.processes
-
-
-class StopError(Exception):
-    pass
-
-
-class StopAt(Watcher):
-    """Interrupts a run after a batch was trained on, as Ctrl-C does."""
-
-    def __init__(self, frames: int) -> None:
-        self.frames = frames
-
-    def progress(self, frames: int, row: Any) -> None:
-        if frames >= self.frames:
-            raise StopError
-
-    def failed(self, error: Any) -> None:
-        raise AssertionError from error
-
-    def interrupted(self) -> None:
-        raise AssertionError
 
 
 def pair(task: Literal["same", "crossed"] = "crossed") -> Any:
