@@ -239,6 +239,7 @@ class CollectorBase:
         not delivered are dropped.
         Trajectories are numbered from 0 again: a ``Writer``, and a learner that replays
         episodes, must be new ones, or would join a new trajectory to an unfinished one.
+        A ``Writer`` refuses numbers that decrease.
 
         Returns:
             A seed for the next call; ``seed`` itself if ``static_seed``.

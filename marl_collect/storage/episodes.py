@@ -60,17 +60,18 @@ class EpisodeTracker:
 
     Attributes:
         running: frames so far and returns of the trajectories that have not ended.
-        last_ended: each environment's trajectory that ended last.
+        latest: each environment's trajectory that came last; it has ended if it is
+            not in ``running``.
     """
 
     running: dict[int, tuple[int, dict[str, NDArray[np.float64]]]] = field(
         default_factory=dict
     )
-    last_ended: dict[int, int] = field(default_factory=dict)
+    latest: dict[int, int] = field(default_factory=dict)
 
     def copy(self) -> Self:
         """Return a tracker that can be advanced without changing this one."""
-        return type(self)(dict(self.running), dict(self.last_ended))
+        return type(self)(dict(self.running), dict(self.latest))
 
     def add(
         self, rows: Rows, *, whole: bool = False
@@ -94,7 +95,8 @@ class EpisodeTracker:
         continued = arranged[done[order] & ~is_last]
         if continued.size:
             raise ValueError(_continues(int(continued[0])))
-        begins = np.ones(len(ids), np.bool_) if whole else self._begins(rows, ids)
+        first_steps = _first_steps(rows)
+        begins = self._begins(ids, first_steps, whole=whole)
         sums = {
             column.key[1]: np.add.reduceat(
                 flat_rows(values)[order].astype(np.float64), first
@@ -109,8 +111,9 @@ class EpisodeTracker:
             zip(first.tolist(), lengths.tolist(), strict=True)
         ):
             traj_id, where = int(arranged[start]), order[start : start + count]
-            if self.last_ended.get(traj_id >> 32) == traj_id:
-                raise ValueError(_continues(traj_id))
+            again = first_steps is not None and bool(first_steps[where[0]])
+            self._check_number(traj_id, is_first_step=again)
+            self.latest[traj_id >> 32] = traj_id
             begin = 0 if begins[where[0]] else _UNSEEN
             before, sofar = self.running.get(traj_id, (begin, {}))
             returns = {
@@ -124,7 +127,6 @@ class EpisodeTracker:
                 self.running[traj_id] = (length, returns)
                 continue
             self.running.pop(traj_id, None)
-            self.last_ended[traj_id >> 32] = traj_id
             if is_known:
                 _check_finite(traj_id, returns)
                 end = terminated is not None and bool(terminated[where[-1]].any())
@@ -133,15 +135,37 @@ class EpisodeTracker:
                 ended.append((int(where[-1]), episode))
         return index, [episode for _, episode in sorted(ended, key=lambda e: e[0])]
 
-    def _begins(self, rows: Rows, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _begins(
+        self,
+        ids: NDArray[np.int64],
+        first_steps: NDArray[np.bool_] | None,
+        *,
+        whole: bool,
+    ) -> NDArray[np.bool_]:
         """Return which frames begin an episode, if they are the first of their id."""
-        for key in (STEP_COUNT, IS_INIT):
-            values = column_of(rows, key)
-            if values is not None:
-                flat = flat_rows(values)[:, 0]
-                return flat == 0 if key == STEP_COUNT else flat.astype(np.bool_)
-        seen = {traj_id >> 32 for traj_id in self.running} | self.last_ended.keys()
-        return ~np.isin(ids, begun_before(ids.tolist(), seen))
+        if whole:
+            return np.ones(len(ids), np.bool_)
+        if first_steps is not None:
+            return first_steps
+        return ~np.isin(ids, begun_before(ids.tolist(), self.latest.keys()))
+
+    def _check_number(self, traj_id: int, *, is_first_step: bool) -> None:
+        latest = self.latest.get(traj_id >> 32, traj_id - 1)
+        is_running = traj_id in self.running
+        if latest == traj_id and not is_running:
+            raise ValueError(_continues(traj_id))
+        if latest > traj_id or (is_running and is_first_step):
+            raise ValueError(_begins_again(traj_id, latest))
+
+
+def _first_steps(rows: Rows) -> NDArray[np.bool_] | None:
+    """Return which frames begin an episode, None if no key says so."""
+    for key in (STEP_COUNT, IS_INIT):
+        values = column_of(rows, key)
+        if values is not None:
+            flat = flat_rows(values)[:, 0]
+            return flat == 0 if key == STEP_COUNT else flat.astype(np.bool_)
+    return None
 
 
 def begun_before(ids: Sequence[int], seen: Collection[int]) -> list[int]:
@@ -182,4 +206,14 @@ def _continues(traj_id: int) -> str:
         "after a frame whose ('next', 'done') is True. set_truncated=True causes this: "
         "the pieces would be listed as whole episodes. Omit it. max_frames_per_traj "
         "limits the length of episodes."
+    )
+
+
+def _begins_again(traj_id: int, latest: int) -> str:
+    return (
+        f"Episode {traj_id & 0xFFFFFFFF} of environment {traj_id >> 32} comes after "
+        f"frames of its episode {latest & 0xFFFFFFFF}, but numbers increase within a "
+        "run, and two episodes of one number would be joined. set_seed and "
+        "load_state_dict of a collector begin such numbers again: open a new Writer "
+        "after them. Add batches in the order in which they were collected."
     )

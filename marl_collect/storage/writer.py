@@ -123,8 +123,8 @@ class Writer(Closing):
 
         Raises:
             ValueError: if keys, shapes or dtypes differ from those of the dataset, a
-                trajectory continues after its end, a return is not finite, or there
-                are no frames.
+                trajectory continues after its end or begins again, a return is not
+                finite, or there are no frames.
             OSError: if the disk is full; names the folder.
             ClosedError: after ``close``, after an error, and in a fork of the process
                 that opened this writer.

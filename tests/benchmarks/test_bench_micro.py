@@ -1,13 +1,19 @@
 """Micro-benchmarks alternate, time only their calls, and can build their rows."""
 
+import os
+import signal
+import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import micro
 import pytest
 from cases import datasets, families
 from cases.case import Case
 from harness.turns import Alternative, measure
+from support.processes import SOON
+from support.scripts import start_python
 
 
 class Clock:
@@ -164,6 +170,33 @@ def test_a_library_with_lists_of_agents_is_compared(
     stock, ours = micro.rows(case, 1, 0.0)
     assert "stock loop that stores | " in stock
     assert "Collector | " in ours
+
+
+ENDED = """
+import signal, sys, micro
+from cases import datasets
+
+def find_cases(name, words):
+    print(datasets.folder(), flush=True)
+    signal.pause()
+
+micro.find_cases = find_cases
+sys.argv = ["micro.py", "datasets"]
+micro.main()
+"""
+
+
+@pytest.mark.processes
+def test_a_benchmark_that_timeout_ends_leaves_no_folder() -> None:
+    path = os.pathsep.join([str(Path(micro.__file__).parent), *sys.path])
+    with start_python("-c", ENDED, env=os.environ | {"PYTHONPATH": path}) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        assert folder.is_dir()
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=SOON)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not folder.exists()
 
 
 @pytest.mark.processes

@@ -143,6 +143,29 @@ def test_a_batch_that_is_refused_changes_nothing(
     assert read(tmp_path) == frames_of(*data)
 
 
+@pytest.mark.parametrize(
+    ("batches", "keywords"),
+    [
+        (0, {"says_begin": True}),  # The second frame of episode 0 is never its first.
+        (8, {"says_begin": True}),
+        (8, {}),
+        (8, {"ragged": True}),
+    ],
+)
+def test_episodes_that_begin_again_are_refused(
+    tmp_path: Path, batches: int, keywords: dict[str, Any]
+) -> None:
+    stream = Stream(**keywords)
+    before = [stream.batch(1), *stream.batches(batches)]
+    assert not before[0]["next", "done"].all()
+    with Writer(tmp_path, ABOUT) as writer:
+        for batch in before:
+            writer.add(batch)
+        with pytest.raises(ValueError, match="open a new Writer"):
+            writer.add(Stream(1, **keywords).batch())
+        writer.add(stream.batch())  # Nothing has changed.
+
+
 def test_folders_of_others_are_refused(tmp_path: Path, data: Batches) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(FileExistsError, match=r"no dataset, but thesis\.tex"):
