@@ -183,3 +183,16 @@ def test_it_collects_where_proc_is_not_mounted() -> None:
     )
     process = run_mounted("/proc", code)
     assert process.stdout.strip() == "40", process.stderr
+
+
+def test_statistics_of_a_batch_with_many_episodes_are_those_of_its_last_hundred() -> (
+    None
+):
+    def make() -> Any:
+        return CountingEnv(min_length=1, max_length=1, deaths=False)
+
+    with Collector(make, frames_per_batch=250, total_frames=250, seed=0) as collector:
+        rewards = collector.next()["next", "hunter", "reward"][0, :, :, 0].double()
+        means = collector.stats()["mean_returns"]["hunter"]
+    assert means == pytest.approx(rewards[-100:].mean(0).tolist())
+    assert means != pytest.approx(rewards[:100].mean(0).tolist())

@@ -17,9 +17,9 @@ from zoo_tools import scripted
     [
         (spaces.Discrete(5, dtype=np.int16, start=7), [0, 1, 4], [7, 8, 11]),
         (
-            spaces.MultiDiscrete([3, 4], dtype=np.int8),
+            spaces.MultiDiscrete([3, 4], dtype=np.int8, start=[5, -2]),
             [[0, 0], [2, 3], [1, 1]],
-            [[0, 0], [2, 3], [1, 1]],
+            [[5, -2], [7, 1], [6, -1]],
         ),
         (spaces.MultiBinary(2), [[0, 1], [1, 1], [0, 0]], [[0, 1], [1, 1], [0, 0]]),
         (
