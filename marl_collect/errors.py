@@ -80,6 +80,10 @@ class PolicyError(ValueError):
     """A policy wrote values that an environment or a batch cannot accept."""
 
 
+class DatasetError(ValueError):
+    """A file of a dataset is damaged, missing, or contradicts another one."""
+
+
 class WorkerError(RuntimeError):
     """A worker process died, hung, or raised an exception.
 

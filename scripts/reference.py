@@ -47,7 +47,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Datasets and videos": {
         _TOP: "record open_dataset play to_frames write_video",
-        "marl_collect.storage": """Dataset Writer EpisodeWriter BackgroundWriter
+        "marl_collect.storage": """Dataset Writer BackgroundWriter
             DatasetDescription RunDescription DatasetError copy export_minari
             import_vault""",
     },

@@ -30,7 +30,8 @@ from marl_collect import (
 )
 from marl_collect.models import make_policy
 from marl_collect.options import declared
-from marl_collect.storage import BackgroundWriter, EpisodeWriter, Writer
+from marl_collect.storage import BackgroundWriter, Writer
+from marl_collect.storage.recording import EpisodeWriter
 
 pytestmark = pytest.mark.processes
 

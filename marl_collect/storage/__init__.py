@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from marl_collect import lazy
 
 if TYPE_CHECKING:
-    from marl_collect.storage.checks import DatasetError as DatasetError
+    from marl_collect.errors import DatasetError as DatasetError
     from marl_collect.storage.copying import copy as copy
     from marl_collect.storage.dataset import Dataset as Dataset
     from marl_collect.storage.dataset import open_dataset as open_dataset
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from marl_collect.storage.loading import Loader as Loader
     from marl_collect.storage.minari import export_minari as export_minari
     from marl_collect.storage.recording import BackgroundWriter as BackgroundWriter
-    from marl_collect.storage.recording import EpisodeWriter as EpisodeWriter
     from marl_collect.storage.recording import record as record
     from marl_collect.storage.statistics import Moments as Moments
     from marl_collect.storage.statistics import Statistics as Statistics

@@ -31,9 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import TRAJ_IDS
+from marl_collect.errors import DatasetError
 from marl_collect.files.atomic import sync, write_atomically
 from marl_collect.storage.arrow import pa
-from marl_collect.storage.checks import DatasetError, naming
 from marl_collect.storage.columns import (
     DONE,
     FRAME_INDEX,
@@ -44,7 +44,7 @@ from marl_collect.storage.columns import (
     flat_rows,
     runs_of,
 )
-from marl_collect.storage.files import BatchFile, read_schema, read_table
+from marl_collect.storage.files import BatchFile, naming, read_schema, read_table
 
 _FORMAT: Final = 4
 _STATE: Final = "state.json"

@@ -24,8 +24,8 @@ from marl_collect.buffers.compact_observations import restore_next
 from marl_collect.buffers.layout import FRAME_IDS, TRAJ_IDS, VALID
 from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import flatten
+from marl_collect.errors import DatasetError
 from marl_collect.storage.arrow import pa, pc
-from marl_collect.storage.checks import DatasetError
 
 RUN: Final = "run"
 FRAME_INDEX: Final = "frame_index"

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self, final
 
+from marl_collect.errors import DatasetError
 from marl_collect.files.atomic import named_if_full, sync, sync_folder
 from marl_collect.files.urls import url_of
-from marl_collect.storage.checks import DatasetError
 from marl_collect.storage.columns import columns_difference, columns_of, json_of
 from marl_collect.storage.description import DatasetDescription, difference
 from marl_collect.storage.files import (

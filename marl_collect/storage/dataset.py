@@ -8,11 +8,11 @@ from typing import Any, final
 import numpy as np
 from tensordict import TensorDict
 
+from marl_collect.errors import DatasetError
 from marl_collect.files.urls import url_of
 from marl_collect.programs import notebooks
 from marl_collect.storage.cache import Cache, cache_folder, open_cache, user_cache
 from marl_collect.storage.card import card
-from marl_collect.storage.checks import DatasetError, naming
 from marl_collect.storage.columns import Column, json_of
 from marl_collect.storage.copying import fetch
 from marl_collect.storage.description import (
@@ -20,7 +20,13 @@ from marl_collect.storage.description import (
     RunDescription,
     difference,
 )
-from marl_collect.storage.files import LISTINGS, BatchFile, list_files, read_schema
+from marl_collect.storage.files import (
+    LISTINGS,
+    BatchFile,
+    list_files,
+    naming,
+    read_schema,
+)
 from marl_collect.storage.frames import Transitions
 from marl_collect.storage.loading import Loadable
 from marl_collect.storage.statistics import Statistics, ranges_of

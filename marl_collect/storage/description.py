@@ -13,12 +13,12 @@ from typing import Any, Self, final
 
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.seeding import checked_seed
+from marl_collect.errors import DatasetError
 from marl_collect.files.description_json import (
     environment_from_json,
     environment_to_json,
 )
 from marl_collect.programs.task_providers import packages
-from marl_collect.storage.checks import DatasetError
 
 _PACKAGES = ("marl-collect", "torch", "tensordict", "numpy", "gymnasium")
 """The packages of the engine that determine the data."""

@@ -1,6 +1,6 @@
 """Numbers the frames of episodes in a stream of batches, and finds those that end."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self, final
 
@@ -96,7 +96,7 @@ class EpisodeTracker:
         if continued.size:
             raise ValueError(_continues(int(continued[0])))
         first_steps = _first_steps(rows)
-        begins = self._begins(ids, first_steps, whole=whole)
+        begins = np.ones_like(done) if whole else self._begins(ids, first_steps)
         sums = {
             column.key[1]: np.add.reduceat(
                 flat_rows(values)[order].astype(np.float64), first
@@ -136,18 +136,22 @@ class EpisodeTracker:
         return index, [episode for _, episode in sorted(ended, key=lambda e: e[0])]
 
     def _begins(
-        self,
-        ids: NDArray[np.int64],
-        first_steps: NDArray[np.bool_] | None,
-        *,
-        whole: bool,
+        self, ids: NDArray[np.int64], first_steps: NDArray[np.bool_] | None
     ) -> NDArray[np.bool_]:
-        """Return which frames begin an episode, if they are the first of their id."""
-        if whole:
-            return np.ones(len(ids), np.bool_)
+        """Return which frames begin an episode, if they are the first of their id.
+
+        A collector that has run before delivers the rest of an episode first. If no key
+        says which frames begin one, an environment's episode 0 begins with its first
+        frame, unless another environment is already in a later one.
+        """
         if first_steps is not None:
             return first_steps
-        return ~np.isin(ids, begun_before(ids.tolist(), self.latest.keys()))
+        first: dict[int, int] = {}  # Of the environments that are new.
+        for traj_id in dict.fromkeys(ids.tolist()):
+            if traj_id >> 32 not in self.latest:
+                first.setdefault(traj_id >> 32, traj_id)
+        is_fresh = not any(traj_id & 0xFFFFFFFF for traj_id in first.values())
+        return ~np.isin(ids, [] if is_fresh else [*first.values()])
 
     def _check_number(self, traj_id: int, *, is_first_step: bool) -> None:
         latest = self.latest.get(traj_id >> 32, traj_id - 1)
@@ -166,26 +170,6 @@ def _first_steps(rows: Rows) -> NDArray[np.bool_] | None:
             flat = flat_rows(values)[:, 0]
             return flat == 0 if key == STEP_COUNT else flat.astype(np.bool_)
     return None
-
-
-def begun_before(ids: Sequence[int], seen: Collection[int]) -> list[int]:
-    """Return the episodes of a batch that began before it, if no key says which.
-
-    A collector that has run before delivers the rest of an episode first. An
-    environment's episode 0 begins with its first frame, unless another environment is
-    already in a later one.
-
-    Args:
-        ids: of the episodes, in row order, in which an environment's later episode
-            begins where one ended.
-        seen: numbers of the environments of earlier batches.
-    """
-    first: dict[int, int] = {}  # Of the environments that are new.
-    for traj_id in dict.fromkeys(ids):
-        if traj_id >> 32 not in seen:
-            first.setdefault(traj_id >> 32, traj_id)
-    is_fresh = not any(traj_id & 0xFFFFFFFF for traj_id in first.values())
-    return [] if is_fresh else [*first.values()]
 
 
 def _check_finite(traj_id: int, returns: Mapping[str, NDArray[np.float64]]) -> None:

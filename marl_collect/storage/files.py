@@ -14,9 +14,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+from marl_collect.errors import DatasetError
 from marl_collect.files.atomic import named_if_full
 from marl_collect.storage.arrow import pa, pq
-from marl_collect.storage.checks import DatasetError, naming
 from marl_collect.storage.columns import RUN, columns_of
 
 _NAME: Final = re.compile(
@@ -204,6 +204,19 @@ def read_schema(path: Path, file: Any = None) -> pa.Schema:
     with naming(path):
         columns_of(schema)
     return schema
+
+
+@contextmanager
+def naming(path: str | Path, what: str = "a file of a dataset") -> Iterator[None]:
+    """Name the file in any error raised inside; an ``OSError`` already names it."""
+    try:
+        yield
+    except DatasetError as error:
+        raise DatasetError(f"{path}: {error}") from error
+    except OSError:
+        raise
+    except Exception as error:  # Building a space can raise anything.
+        raise DatasetError(f"{path} is not {what}: {error!r}.") from error
 
 
 @contextmanager

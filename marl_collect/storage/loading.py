@@ -64,8 +64,7 @@ class LoaderArguments(Options):
     workers: Annotated[
         int,
         Option(
-            "processes that read, which are kept for the next epochs; 0 reads in this "
-            "process",
+            "processes that read, started for each epoch; 0 reads in this process",
             at_least=0,
         ),
     ] = 0
@@ -198,10 +197,6 @@ class Loader:
         self._source = source
         self._options = options
         self._seed = draw_seed(options.seed)
-        # Worker processes that no loop uses, each with the batches that it is to read.
-        # torch keeps processes only while one DataLoader is used again, and takes its
-        # sampler when it is made, so the batches of a loop are put into that.
-        self._readers: list[tuple[list[list[int]], Any]] = []
         # Of the latest loop. The next one begins an epoch, or continues this one.
         self._epoch, self._done = 0, 0
         self._continues = True
@@ -233,8 +228,7 @@ class Loader:
         return self._loop(self._epoch, self._done)
 
     def _loop(self, epoch: int, done: int) -> Iterator[TensorDict]:
-        batches = self._order(epoch)[done:]
-        for batch in self._read(batches):
+        for batch in self._read(self._order(epoch)[done:]):
             done += 1
             if epoch == self._epoch:
                 self._done = done
@@ -246,24 +240,14 @@ class Loader:
                 batch = self._source.__getitems__(indices)
                 yield batch.pin_memory() if torch.cuda.is_available() else batch
             return
-        to_read, reader = self._readers.pop() if self._readers else self._reader()
-        to_read[:] = batches
-        try:
-            yield from reader
-        finally:
-            self._readers.append((to_read, reader))
-
-    def _reader(self) -> tuple[list[list[int]], Any]:
-        to_read: list[list[int]] = []
-        return to_read, DataLoader(
+        yield from DataLoader(
             self._source,  # type: ignore[arg-type] # has __len__ and __getitems__
-            batch_sampler=to_read,
+            batch_sampler=batches,
             num_workers=self._options.workers,
             # Other start methods, such as TorchRL's default, run the script again.
             multiprocessing_context="fork",
             pin_memory=torch.cuda.is_available(),
             collate_fn=self._source.collate,
-            persistent_workers=True,
         )
 
     def state_dict(self) -> dict[str, int]:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
-from marl_collect.buffers.layout import STEP_COUNT, TRAJ_IDS
+from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.buffers.trajectories import TrajectoryAssembler
 from marl_collect.collectors import MultiSyncCollector
 from marl_collect.collectors.options import MOST_FRAMES, BatchOptions
@@ -21,8 +21,6 @@ from marl_collect.core.closing import Closing
 from marl_collect.core.factories import Factory
 from marl_collect.core.first_ends import FirstEnds
 from marl_collect.core.seeding import draw_seed
-from marl_collect.core.signature import IS_INIT
-from marl_collect.core.tensordicts import flatten
 from marl_collect.errors import ClosedError
 from marl_collect.files.urls import local_folder
 from marl_collect.options import Option, changed, function, refuse
@@ -31,7 +29,7 @@ from marl_collect.programs.interruption import Interruption
 from marl_collect.storage.columns import expanded
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.description import DatasetDescription, RunDescription
-from marl_collect.storage.episodes import EndedEpisode, begun_before
+from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.files import check_target
 from marl_collect.storage.writer import Writer
 
@@ -282,36 +280,24 @@ class BackgroundWriter(Closing):
 
 @final
 class EpisodeWriter(Closing):
-    """Joins the pieces of episodes across batches, and writes complete episodes.
+    """Writes the first complete episodes of every environment of a new collector.
 
-    If ``episodes`` is given, every environment contributes its first ones, as many as
-    the others, or one more if the number is not a multiple of the number of
-    environments. Writing the episodes that end first overall would prefer short ones.
-    Episodes that have not ended when the writer is closed are not written.
+    Every environment contributes as many as the others, or one more if the number is
+    not a multiple of the number of environments. Writing the episodes that end first
+    overall would prefer short ones. Episodes that have not ended when the writer is
+    closed are not written.
     """
 
-    def __init__(
-        self, writer: Writer, episodes: int | None = None, *, frames: int = BATCH_FRAMES
-    ) -> None:
-        """Prepare the writer.
-
-        Args:
-            writer: writes the batches; closed by ``close``.
-            episodes: how many to write, at least 1; None for no limit.
-            frames: write a batch when the complete episodes have at least this many.
-        """
-        if episodes is not None and episodes < 1:
-            raise ValueError(f"episodes must be at least 1, but is {episodes}.")
-        self._writer, self._wanted, self._frames = writer, episodes, frames
+    def __init__(self, writer: Writer, episodes: int) -> None:
+        """Prepare to write ``episodes`` with ``writer``, which ``close`` closes."""
+        self._writer, self._episodes = writer, episodes
         self._assembler = TrajectoryAssembler(self._wants)
         self._waiting: list[TensorDictBase] = []
-        self._rests: set[int] = set()
-        """Episodes that began before the first batch of their environment."""
-        self._missing: dict[int, float] = {}
+        self._missing: dict[int, int] = {}
         """How many more episodes each environment contributes."""
 
     def __repr__(self) -> str:
-        return f"EpisodeWriter({self._writer!r}, episodes={self._wanted})"
+        return f"EpisodeWriter({self._writer!r}, episodes={self._episodes})"
 
     @property
     def complete(self) -> bool:
@@ -319,51 +305,29 @@ class EpisodeWriter(Closing):
         return bool(self._missing) and not any(self._missing.values())
 
     def add(self, batch: TensorDictBase) -> Sequence[EndedEpisode]:
-        """Take the next batch ``[B, T]`` of a collector.
-
-        If the number of episodes is limited, each batch must be of all environments.
+        """Take the next batch ``[B, T]``, of all environments.
 
         Returns:
-            The episodes written by this call.
-
-        Raises:
-            KeyError: if it has no ``("collector", "traj_ids")``.
-            ValueError: if the number of episodes is limited, and the batch has
-                environments that the first one lacked.
+            The episodes written by this call: those that wait are written together when
+            they have ``BATCH_FRAMES`` frames.
         """
-        shares = self._shares(batch)
-        if not {STEP_COUNT, IS_INIT} & {*flatten(batch)}:
-            ids = batch.get(TRAJ_IDS).flatten()
-            self._rests.update(begun_before(ids[ids != -1].tolist(), self._missing))
-        if self._wanted is None:
-            self._missing |= shares
-        elif not self._missing:
-            self._missing = shares
-        elif new := shares.keys() - self._missing.keys():
-            raise ValueError(
-                f"The batch has environments {sorted(new)}, which the first batch "
-                f"lacked, so how many of the {self._wanted} episodes each contributes "
-                "is unknown. Each batch must be of all environments, as those of "
-                "MultiSyncCollector, or episodes must be None."
-            )
+        if not self._missing:
+            ids = batch[TRAJ_IDS]
+            environments = (ids[ids != -1] >> 32).unique().tolist()
+            share, rest = divmod(self._episodes, len(environments))
+            self._missing = {e: share + (k < rest) for k, e in enumerate(environments)}
         self._assembler.add(expanded(batch))
         frames = self._assembler.take("cat")
-        ids = frames.get(TRAJ_IDS).numpy()
+        ids = frames[TRAJ_IDS].numpy()
         (first,) = (np.diff(ids, prepend=-1) != 0).nonzero()
-        # A collector that has run before delivers the rest of an episode first.
-        whole = ~np.isin(ids[first], [*self._rests])
-        for key in (STEP_COUNT, IS_INIT):
-            if (values := frames.get(key, None)) is not None:
-                whole = (values[first] == (key == IS_INIT)).reshape(len(first)).numpy()
-                break
-        for at in whole.nonzero()[0].tolist():
-            environment = int(ids[first[at]]) >> 32
-            whole[at] = self._missing[environment] > 0
-            self._missing[environment] -= bool(whole[at])
-        if whole.any():
-            frames_of_whole = whole.repeat(np.diff(first, append=len(ids)))
-            self._waiting.append(frames[torch.from_numpy(frames_of_whole)])
-        enough = sum(map(len, self._waiting)) >= self._frames
+        chosen = []
+        for environment in (ids[first] >> 32).tolist():
+            chosen.append(self._missing[environment] > 0)
+            self._missing[environment] -= chosen[-1]
+        is_chosen = np.repeat(chosen, np.diff(first, append=len(ids))).astype(np.bool_)
+        if is_chosen.any():
+            self._waiting.append(frames[torch.from_numpy(is_chosen)])
+        enough = sum(map(len, self._waiting)) >= BATCH_FRAMES
         return self._flush() if enough or self.complete else []
 
     def close(self) -> None:
@@ -372,20 +336,6 @@ class EpisodeWriter(Closing):
             self._flush()
         finally:
             self._writer.close()
-
-    def _shares(self, batch: TensorDictBase) -> dict[int, float]:
-        """Return how many episodes each environment of a batch contributes."""
-        ids = batch.get(TRAJ_IDS, None)
-        if ids is None:
-            raise KeyError(
-                "The batch has no ('collector', 'traj_ids') to identify episodes: "
-                "collect with track_traj_ids=True."
-            )
-        environments = sorted({int(i) >> 32 for i in ids[ids != -1].unique()})
-        if self._wanted is None:
-            return dict.fromkeys(environments, float("inf"))
-        share, rest = divmod(self._wanted, len(environments))
-        return {e: share + (k < rest) for k, e in enumerate(environments)}
 
     def _wants(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         return np.isin(ids >> 32, [k for k, n in self._missing.items() if n > 0])

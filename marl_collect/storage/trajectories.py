@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final, Literal, final, overload
+from typing import Any, Final, final, overload
 
 import numpy as np
 import torch
@@ -66,7 +66,8 @@ class Trajectories(Sequence[TensorDict], Loadable):
         """
         if isinstance(index, slice):
             return self._take(index)
-        return self._cat(self._number(operator.index(index)))
+        numbers = self._numbers(self._number(operator.index(index)))
+        return self._frames.nested(self._frames.read(numbers), [len(numbers)])
 
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
         return self._padded(np.asarray(indices))
@@ -168,61 +169,38 @@ class Trajectories(Sequence[TensorDict], Loadable):
         return self._take(np.flatnonzero(chosen))
 
     def split_by_return(
-        self,
-        quantiles: Sequence[float] = (1 / 3, 2 / 3),
-        *,
-        group: str | None = None,
+        self, quantiles: Sequence[float] = (1 / 3, 2 / 3)
     ) -> "list[Trajectories]":
-        """Split the episodes by return, lowest first.
+        """Split the episodes by their ``returns``, lowest first.
 
         Args:
             quantiles: ascending, between 0 and 1. k quantiles make k + 1 parts.
                 Episodes with equal returns go into the same part, so parts may differ
                 in size.
-            group: use the return of this group, summed over its agents; None uses
-                all agents.
 
         Raises:
             ValueError: if the quantiles do not ascend between 0 and 1.
-            KeyError: if there is no such group.
         """
         edges = list(quantiles)
         if edges != sorted(set(edges)) or not all(0 < q < 1 for q in edges):
             raise ValueError(f"quantiles must ascend between 0 and 1, not {edges}.")
-        groups = self._frames.groups
-        if group is not None and group not in groups:
-            raise KeyError(
-                f"There is no group {group!r}; expected {', '.join(groups)}."
-            )
-        returns = self.returns if group is None else self.agent_returns[group].sum(1)
+        returns = self.returns
         if not len(self):
             return [self] * (len(edges) + 1)
         part = np.searchsorted(np.quantile(returns, edges), returns, side="right")
         return [self._take(np.flatnonzero(part == p)) for p in range(len(edges) + 1)]
 
-    def sample(
-        self,
-        n: int,
-        *,
-        form: Literal["padded", "cat"] = "padded",
-        generator: torch.Generator | None = None,
-    ) -> TensorDict:
+    def sample(self, n: int, *, generator: torch.Generator | None = None) -> TensorDict:
         """Sample ``n`` episodes uniformly, with replacement.
 
-        Args:
-            n: number of episodes.
-            form: ``"padded"`` returns ``[n, longest]``, padded with zeros, and a bool
-                ``("collector", "mask")``; ``"cat"`` returns ``[sum of T]``.
-            generator: random generator; torch's default if None.
+        Returns:
+            ``[n, longest]``, padded with zeros, and a bool ``("collector", "mask")``.
 
         Raises:
-            ValueError: if there are no episodes, or if ``n`` or ``form`` is invalid.
+            ValueError: if there are no episodes, or if ``n`` is invalid.
         """
-        if form not in ("padded", "cat"):
-            raise ValueError(f'form must be "padded" or "cat", but is {form!r}.')
         what = f"episodes to sample in {self.name}"
-        drawn = draw(n, len(self), what, generator)
-        return self._cat(drawn) if form == "cat" else self._padded(drawn)
+        return self._padded(draw(n, len(self), what, generator))
 
     def sequences(
         self, length: int, *, stride: int | None = None, burn_in: int = 0
@@ -342,10 +320,6 @@ class Trajectories(Sequence[TensorDict], Loadable):
         """Return the numbers of the frames of some episodes, back to back."""
         rows = self._rows[chosen]
         return self._frames.numbers(rows["first"], rows["length"])
-
-    def _cat(self, chosen: _Chosen) -> TensorDict:
-        numbers = self._numbers(chosen)
-        return self._frames.nested(self._frames.read(numbers), [len(numbers)])
 
     def _padded(self, chosen: _Chosen) -> TensorDict:
         first, lengths = self._rows["first"][chosen], self._rows["length"][chosen]

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.core.description import EnvDescription, Field, GroupDescription, Key
 from marl_collect.core.tensordicts import assemble
-from marl_collect.errors import imports_of
+from marl_collect.errors import DatasetError, imports_of
 from marl_collect.files.folders import completed
-from marl_collect.storage.checks import DatasetError, naming
 from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import Progress, no_progress
+from marl_collect.storage.files import naming
 from marl_collect.storage.frames import ranges
 from marl_collect.storage.writer import Writer
 

@@ -10,12 +10,8 @@ from workloads.counting import CountingEnv
 
 from marl_collect import MultiSyncCollector, open_dataset, record
 from marl_collect.models import make_policy
-from marl_collect.storage import (
-    BackgroundWriter,
-    EpisodeWriter,
-    Writer,
-)
-from marl_collect.storage.recording import RecordArguments, collect_into
+from marl_collect.storage import Writer
+from marl_collect.storage.recording import EpisodeWriter, RecordArguments, collect_into
 
 
 @pytest.mark.processes
@@ -41,49 +37,6 @@ def test_record_writes_the_first_episodes_of_every_environment(tmp_path: Path) -
             rewards = expected["next", group, "reward"].double().sum(0)
             assert info.returns[group] == tuple(rewards.flatten().tolist())
     assert not played
-
-
-@pytest.mark.parametrize("by_episode", [False, True])
-def test_the_end_of_an_episode_without_its_beginning_is_not_listed(
-    tmp_path: Path, by_episode: bool
-) -> None:
-    about, batches = collected(batches=3, max_frames_per_traj=7)
-    writer = Writer(tmp_path / "d", about)
-    with EpisodeWriter(writer, frames=1) if by_episode else writer as target:
-        for batch in batches[1:]:  # The collector was running before.
-            target.add(batch)
-    trajectories = open_dataset(tmp_path / "d").trajectories
-    assert len(trajectories)
-    for episode in trajectories:
-        assert episode["step_count"].flatten().tolist() == list(range(len(episode)))
-
-
-@pytest.mark.parametrize("episodes", [None, 7])
-def test_whole_episodes_of_a_collector_that_ran_before_are_listed(
-    tmp_path: Path, episodes: int | None
-) -> None:
-    about, batches = collected(3, frames=15, batches=40, seed=4)
-    played = torch.cat([batch.clone() for batch in batches], 1)
-    ids = played["collector", "traj_ids"]
-    first = 8  # Every environment is in a later episode then.
-    rests = set(batches[first]["collector", "traj_ids"][:, 0].tolist())
-    later = torch.cat([batch["collector", "traj_ids"] for batch in batches[first:]], 1)
-    ended = [
-        int(number)
-        for number in later.unique()
-        if played["next", "done"][ids == number][-1].all()
-    ]
-    assert all(number & 0xFFFFFFFF for number in rests)
-    with EpisodeWriter(Writer(tmp_path / "d", about), episodes) as writer:
-        for batch in batches[first:]:
-            writer.add(batch)
-    whole = set(ended) - rests
-    trajectories = open_dataset(tmp_path / "d").trajectories
-    listed = {info.traj_id for info in trajectories.episodes}
-    assert len(listed) == (episodes or len(whole))
-    assert listed <= whole
-    for episode, info in zip(trajectories, trajectories.episodes, strict=True):
-        assert (episode == played[ids == info.traj_id]).all()
 
 
 @pytest.mark.processes
@@ -130,29 +83,6 @@ def test_invalid_arguments_are_refused_before_anything_starts(tmp_path: Path) ->
     with pytest.raises(ValueError, match="episodes must be an integer of at least 1"):
         record(tmp_path, CountingEnv, episodes=0)
     assert list(tmp_path.iterdir()) == []
-    about, batches = collected(batches=1, track_traj_ids=False)
-    with (
-        EpisodeWriter(Writer(tmp_path / "d", about)) as episode_writer,
-        pytest.raises(KeyError, match="collect with track_traj_ids=True"),
-    ):
-        episode_writer.add(batches[0])
-
-
-def test_no_thread_sees_a_new_writer_as_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    about, batches = collected(batches=1)
-    seen: list[bool] = []
-
-    def spy(self: EpisodeWriter, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-        seen.append(self.complete)
-
-    with EpisodeWriter(Writer(tmp_path / "d", about), 100) as episodes:
-        monkeypatch.setattr(EpisodeWriter, "__setattr__", spy)
-        episodes.add(batches[0])
-    assert seen
-    assert not any(seen)
 
 
 def test_episodes_that_never_end_are_refused(
@@ -186,46 +116,15 @@ def test_an_error_before_the_first_batch_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "d").exists()
 
 
-def test_without_a_number_every_complete_episode_is_written(tmp_path: Path) -> None:
-    about, batches = collected(3, frames=15, batches=40, seed=2)
-    ended = sum(int(batch["next", "done"].sum()) for batch in batches)
-    reported: list[object] = []
-    episode_writer = EpisodeWriter(Writer(tmp_path / "d", about), frames=50)
-    with BackgroundWriter(episode_writer, reported.extend) as background:
-        for batch in batches:
-            background.add(batch)
-    trajectories = open_dataset(tmp_path / "d").trajectories
-    assert len(trajectories) == ended > 3
-    # Those of the last batch are written when the writer is closed.
-    assert trajectories.episodes[: len(reported)] == reported
-    assert 0 < len(reported) < ended
-
-
 def test_episodes_of_compact_batches_have_their_last_observations(
     tmp_path: Path,
 ) -> None:
     views = []
     for name, compact in (("plain", False), ("compact", True)):
         about, batches = collected(2, frames=16, batches=8, compact_obs=compact)
-        with EpisodeWriter(Writer(tmp_path / name, about)) as writer:
+        with EpisodeWriter(Writer(tmp_path / name, about), 4) as writer:
             for batch in batches:
                 writer.add(batch)
         views.append(open_dataset(tmp_path / name).view)
     assert ("next", "hunter", "observation") in views[1].keys(True)
     assert (views[0] == views[1]).all()
-
-
-def test_batches_of_single_environments_are_written_if_the_number_is_open(
-    tmp_path: Path,
-) -> None:
-    about, batches = collected(2, frames=16, batches=20)
-    ended = sum(int(batch["next", "done"].sum()) for batch in batches)
-    with EpisodeWriter(Writer(tmp_path / "d", about)) as writer:
-        for batch in batches:  # As of a MultiAsyncCollector.
-            for part in batch.split(1):
-                writer.add(part)
-    assert len(open_dataset(tmp_path / "d").trajectories) == ended
-    with EpisodeWriter(Writer(tmp_path / "few", about), 3) as writer:
-        writer.add(batches[0][:1])
-        with pytest.raises(ValueError, match=r"environments \[1\], which the first"):
-            writer.add(batches[0][1:])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from marl_collect import open_dataset, split_trajectories
+from marl_collect import open_dataset
 
 
 def test_an_episode_has_its_time_its_groups_and_its_returns(recording: Any) -> None:
@@ -31,14 +31,12 @@ def test_an_episode_has_its_time_its_groups_and_its_returns(recording: Any) -> N
     assert max(trajectories.lengths) > 10  # Frames of a batch's row.
 
 
-def test_padded_and_concatenated_samples_have_whole_episodes(recording: Any) -> None:
+def test_samples_are_whole_episodes(recording: Any) -> None:
     trajectories = recording.dataset.trajectories
-    generators = [torch.Generator().manual_seed(4) for _ in range(3)]
+    generators = [torch.Generator().manual_seed(4) for _ in range(2)]
     padded = trajectories.sample(8, generator=generators[0])
-    joined = trajectories.sample(8, form="cat", generator=generators[1])
-    indices = torch.randint(len(trajectories), (8,), generator=generators[2]).tolist()
+    indices = torch.randint(len(trajectories), (8,), generator=generators[1]).tolist()
     episodes = [trajectories[i] for i in indices]
-    assert (joined == torch.cat(episodes)).all()
     longest = max(map(len, episodes))
     assert padded.shape == (8, longest)
     assert padded.names == [None, "time"]
@@ -49,8 +47,6 @@ def test_padded_and_concatenated_samples_have_whole_episodes(recording: Any) -> 
         assert (frames == episode).all()
         padding = row[len(episode) :].flatten_keys().values()
         assert not any(value.any() for value in padding)
-    split = split_trajectories(joined[None])
-    assert len(split) <= 8  # Equal neighbours are merged.
 
 
 def test_frames_are_read_in_any_order_as_copies(recording: Any, tmp_path: Path) -> None:
@@ -134,15 +130,6 @@ def test_parts_by_return_are_ordered_and_complete(recording: Any) -> None:
     assert sum(map(len, parts)) == len(episodes)
     for below, above in pairwise(parts):
         assert below.returns.max() < above.returns.min()
-    best = episodes.split_by_return([0.9], group="prey")[1]
-    assert 0 < len(best) < len(episodes) / 2
-    everyone, some = (
-        sorted(sum(e.returns["prey"]) for e in part.episodes)
-        for part in (episodes, best)
-    )
-    assert everyone[-len(best) :] == some
-    with pytest.raises(KeyError, match="no group 'wolf'; expected hunter, prey"):
-        episodes.split_by_return(group="wolf")
     for wrong in ([0.5, 0.5], [0], [0.5, 0.2], [1.0]):
         with pytest.raises(ValueError, match="ascend between 0 and 1"):
             episodes.split_by_return(wrong)

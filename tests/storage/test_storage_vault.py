@@ -14,8 +14,8 @@ import torch
 from gymnasium import spaces
 from support.vaults import N, make_arrays, open_array, write_vault
 
+from marl_collect.errors import DatasetError
 from marl_collect.storage import import_vault, vault
-from marl_collect.storage.checks import DatasetError
 
 FLAGS = ("done", "terminated", "truncated")
 

@@ -8,11 +8,10 @@ from marl_collect import Collector, open_dataset
 from marl_collect.storage import (
     Dataset,
     DatasetDescription,
-    EpisodeWriter,
     RunDescription,
     Writer,
 )
-from marl_collect.storage.recording import describe_policy
+from marl_collect.storage.recording import EpisodeWriter, describe_policy
 
 
 def record_here(
