@@ -15,6 +15,7 @@
 #   make fuzz       compare new random combinations with the reference (TIMES=20)
 #   make fuzz-storage  damage datasets at random, and kill their writers and readers;
 #                      reading must not give wrong data
+#   make mutations  run the tests with one-line faults, which they must detect
 #   make lint format typecheck bench clean
 #
 # `make test ARGS="tests/core -k groups"` passes its arguments to pytest, which
@@ -67,7 +68,7 @@ EXTRAS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo try check test test-random-order test-fast test-processes test-versions test-tensordict docs check-package lint format format-check typecheck bench fuzz \
-	fuzz-storage equality environments constraints clean
+	fuzz-storage mutations equality environments constraints clean
 
 demo: $(STAMP_DEMO)
 	$(BIN)/marl-collect collect multiwalker_v9 --frames 20000 --workers 2 $(ARGS)
@@ -182,6 +183,11 @@ DAMAGES ?= 3000
 fuzz-storage: $(STAMP_ALL)
 	MARL_COLLECT_DAMAGES=$(DAMAGES) $(BIN)/python -m pytest -n 0 -rP --timeout 3600 \
 		tests/storage/test_storage_damage.py tests/storage/test_storage_kills.py
+
+# Writes the faults of tests/mutations.toml, one at a time, into a copy of the commit, and
+# runs their tests. ARGS=storage/ takes those of files with this in their names.
+mutations: $(STAMP_ALL)
+	$(BIN)/python scripts/mutations.py $(ARGS)
 
 # Checks for the installed versions that the fast path gives PettingZoo's data. Takes hours.
 equality: $(STAMP_ALL)
