@@ -100,7 +100,8 @@ def test_trajectories_of_batches(
 ) -> None:
     options = shape | ({"replay_buffer": True} if in_buffer else {})
     case = Case(WORLDS[0], collector=collector, each=2, frames=9, options=options)
-    assert check(replace(case, events=((), (), ()))) > 0
+    events = ((), (("seed", 7),), (("seed", 3), ("resume",)), ())
+    assert check(replace(case, events=events)) > 0
 
 
 @pytest.mark.parametrize("collector", ["Collector", "sync"])

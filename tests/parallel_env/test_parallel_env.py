@@ -185,8 +185,9 @@ def test_the_trainers_threads_are_not_changed() -> None:
         torch.set_num_threads(before)
 
 
-def test_after_close_every_call_raises_an_error() -> None:
-    env = ParallelEnv(2, CountingEnv)
+@pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
+def test_after_close_every_call_raises_an_error(kind: Any) -> None:
+    env = kind(2, CountingEnv)
     assert not env.is_closed
     root = env.rand_action(env.reset())
     env.close()

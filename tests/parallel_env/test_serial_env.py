@@ -6,7 +6,6 @@ import pytest
 import torch
 from workloads.counting import CountingEnv, CountingError, Fault
 
-from marl_collect.errors import ClosedError
 from marl_collect.parallel_env import SerialEnv
 
 
@@ -41,20 +40,6 @@ def test_environments_have_different_seeds() -> None:
         env.set_seed(0)
         root = env.reset()
         assert len(root["hunter", "observation"][:, 0, 3].unique()) == 4
-
-
-def test_after_close_every_call_raises_an_error() -> None:
-    env = SerialEnv(2, CountingEnv)
-    root = env.rand_action(env.reset())
-    env.close()
-    env.close()
-    assert env.is_closed
-    with pytest.raises(ClosedError):
-        env.step(root)
-    with pytest.raises(ClosedError):
-        env.reset()
-    with pytest.raises(ClosedError):
-        env.render()
 
 
 def test_environments_built_before_an_error_are_closed() -> None:
