@@ -322,6 +322,19 @@ def test_state_of_other_workers_is_refused(kind: Any) -> None:
         second.load_state_dict(state)
 
 
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_set_seed_drops_the_trajectories_of_the_old_seed(kind: Any) -> None:
+    keywords = options(frames_per_batch=50, trajs_per_batch=1)
+    with kind([CountingEnv] * 2, None, **keywords) as collector:
+        collector.set_seed(11)
+        expected = [collector.next().clone() for _ in range(2)]
+        collector.set_seed(11)
+        for batch in expected:
+            repeated = collector.next()
+            assert repeated.shape == batch.shape
+            assert (repeated == batch).all()
+
+
 def test_a_state_after_set_seed_can_be_loaded() -> None:
     """It has no trajectories yet, like that of a new collector."""
     keywords = options(trajs_per_batch=1)
