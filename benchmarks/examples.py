@@ -110,12 +110,12 @@ STUDIES = {
         "return against random actions",
     ),
     "ppo_multiwalker": Study(
-        "ppo_multiwalker.py --workers 1 --frames 200000",
+        "ddp_ppo.py --workers 1 --frames 200000",
         {"return_per_agent": "IPPO", "random": "random actions"},
         "return per walker in training",
     ),
     "mappo_multiwalker": Study(
-        "ppo_multiwalker.py --critic central --workers 1 --frames 200000",
+        "ddp_ppo.py --critic central --workers 1 --frames 200000",
         {"return_per_agent": "MAPPO", "random": "random actions"},
         "return per walker in training",
     ),

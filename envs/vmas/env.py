@@ -106,7 +106,7 @@ class VmasEnv(BatchedEnv):
             raise ValueError(
                 "multidiscrete_actions=True needs continuous_actions=False."
             )
-        from marl_collect.core.devices import usable_device
+        from marl_collect.core.device_check import usable_device
 
         self._device = usable_device("device", device or "cpu")
         if self._device.type not in ("cpu", "cuda"):

@@ -14,7 +14,7 @@ from tensordict.nn import InteractionType
 
 from marl_collect.buffers.layout import BatchContents
 from marl_collect.buffers.trajectories import LONGEST, TrajFormat
-from marl_collect.core.devices import usable_device
+from marl_collect.core.device_check import usable_device
 from marl_collect.core.factories import Factory, check_function
 from marl_collect.core.ranks import Ranks
 from marl_collect.core.seeding import LARGEST_SEED

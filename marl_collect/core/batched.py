@@ -129,7 +129,7 @@ class BatchedEnv(TensorDictEnv):
         self._worlds = worlds
         self._simulator_device: torch.device | None = None
         if device is not None:
-            from marl_collect.core.devices import usable_device
+            from marl_collect.core.device_check import usable_device
 
             self._simulator_device = usable_device("device", device)
         self.with_new_task: set[int] = set()

@@ -83,6 +83,8 @@ class Ranks:
             RuntimeError: if the processes are not connected, if ``torch.distributed``
                 numbers them differently, or if they have called different things; on
                 all ranks, except that a wrong ``world_size`` is noticed by this one.
+                Also if another rank has ended, or sends nothing in the time that
+                ``init_process_group`` allows.
         """
         if not _is_initialized():
             if self.world_size == 1:
@@ -101,7 +103,14 @@ class Ranks:
                 "the collector is built, or pass rank and world_size of that group."
             )
         entries: list[Any] = [None] * size
-        dist.all_gather_object(entries, (self.rank, caller, value), _group_on_cpu())
+        try:
+            dist.all_gather_object(entries, (self.rank, caller, value), _group_on_cpu())
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{caller}: rank {self.rank} of {size} got no values of the others. "
+                "One of them has ended or hangs: the rank that failed first has "
+                f"printed the cause. The connection says: {error}"
+            ) from error
         numbers, callers, values = map(list, zip(*entries, strict=True))
         if numbers != list(range(size)):
             raise RuntimeError(

@@ -54,6 +54,43 @@ def test_errors_of_exchanges_reach_all_ranks(tmp_path: Path) -> None:
         assert texts[7:] == ["[5, 6]"]
 
 
+ENDS = """
+import datetime
+import time
+
+from marl_collect.core.ranks import Ranks
+
+if arguments[0] == "hang":
+    dist.destroy_process_group()
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/soon", rank=rank, world_size=world_size,
+        timeout=datetime.timedelta(seconds=3),
+    )
+ranks = Ranks.of(None, None)
+ranks.gather(rank, "stats()")
+if rank == 1:
+    if arguments[0] == "hang":
+        time.sleep(20)
+    os._exit(3)
+try:
+    ranks.gather(rank, "stats()")
+except RuntimeError as error:
+    print(error, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("fault", ["exit", "hang"])
+def test_a_rank_that_ends_or_hangs_is_an_error_of_the_others(
+    fault: str, tmp_path: Path
+) -> None:
+    first, _, last = run_ranks(tmp_path, ENDS, 3, fault)
+    for rank, text in ((0, first), (2, last)):
+        assert f"stats(): rank {rank} of 3 got no values of the others." in text
+        assert ("Timed out" in text) or fault == "exit", text
+
+
 WITHOUT_CPU = """
 from marl_collect.core.ranks import Ranks
 

@@ -1,12 +1,13 @@
-"""Jobs of several ranks that gloo connects."""
+"""Jobs of several ranks that gloo connects, with and without torchrun."""
 
 import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from support.processes import SOON
-from support.scripts import Program, start_python
+from support.scripts import Program, run_python, start_python
 
 _CONNECT = """
 import os
@@ -62,3 +63,25 @@ def run_ranks(
     """Run a job to its end; return what its ranks have printed."""
     with job(folder, code, ranks, *arguments, **variables) as programs:
         return outputs(programs)
+
+
+def torchrun(
+    folder: Path, script: Path, ranks: int, *arguments: str
+) -> "subprocess.CompletedProcess[str]":
+    """Run a script with torchrun to its end.
+
+    Args:
+        folder: the working directory of the ranks.
+        script: of each rank.
+        ranks: their number.
+        arguments: of the script.
+    """
+    return run_python(
+        *["-m", "torch.distributed.run", "--standalone"],
+        *["--nproc-per-node", str(ranks)],
+        *["--local-addr", "127.0.0.1"],  # The host's name may not be resolved.
+        script,
+        *arguments,
+        cwd=folder,
+        interpreter=True,
+    )

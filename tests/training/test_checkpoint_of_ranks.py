@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.processes import wait_until, wait_until_gone
 from support.ranks import job, outputs, run_ranks
-from support.scripts import Program, run_python
+from support.scripts import Program
 
 from marl_collect.training.checkpoint import Checkpoint
 
@@ -311,36 +310,3 @@ def test_a_job_resumes_on_as_many_ranks_only(ranks: int, tmp_path: Path) -> None
     run_ranks(tmp_path, SAVES, 2, "2", "")
     for text in run_ranks(tmp_path, SAVES, ranks, "2", ""):
         assert "another number of ranks saved" in text
-
-
-def test_a_killed_rank_ends_the_others_and_their_workers(tmp_path: Path) -> None:
-    with job(tmp_path, JOB, 2, "100000") as programs:
-        pids = []
-        for program in programs:
-            text = read_until(program, "batch 40")
-            line = next(line for line in text.splitlines() if line.startswith("pids"))
-            pids += [int(pid) for pid in line.split()[1:]]
-        programs[1].kill()
-        text = outputs(programs[:1])[0]
-        assert programs[0].returncode == 1
-        assert "Connection closed by peer" in text or "Connection reset" in text
-        wait_until_gone(pids)
-        wait_until(lambda: programs[1].poll() is not None)
-
-
-def test_the_example_trains_with_torchrun(tmp_path: Path) -> None:
-    pytest.importorskip("pettingzoo")
-    done = run_python(
-        *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
-        *["--local-addr", "127.0.0.1"],  # The host's name may not be resolved.
-        Path(__file__).parents[2] / "examples" / "ppo_multiwalker.py",
-        *["--frames", "320", "--batch", "160", "--minibatch", "80", "--epochs", "1"],
-        *["--workers", "1", "--out", str(tmp_path)],
-        cwd=tmp_path,
-        interpreter=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("320 frames, return per walker") == 1
-    rows = (tmp_path / "progress.csv").read_text().splitlines()
-    assert [row.split(",")[0] for row in rows] == ["frames", "160", "320"]
-    assert (tmp_path / "policy.pt").exists()

@@ -1,10 +1,10 @@
-"""IPPO and MAPPO on multiwalker, in plain PyTorch.
+"""IPPO and MAPPO on multiwalker, in plain PyTorch, by one process or several with DDP.
 
     pip install "marl-collect[pettingzoo]"
-    python examples/ppo_multiwalker.py                   # IPPO
-    python examples/ppo_multiwalker.py --critic central  # MAPPO
-    python examples/ppo_multiwalker.py --actors 2        # on a local Ray: extra "ray"
-    torchrun --nproc-per-node 2 examples/ppo_multiwalker.py  # ranks that learn together
+    torchrun --nproc-per-node 2 examples/ddp_ppo.py  # ranks that learn together: DDP
+    python examples/ddp_ppo.py                       # one process: IPPO
+    python examples/ddp_ppo.py --critic central      # MAPPO
+    python examples/ddp_ppo.py --actors 2            # on a local Ray: extra "ray"
 
 Each rank collects in workers of its own, and torch's DDP averages the gradients. All
 ranks together collect what one process with all workers would.
@@ -16,6 +16,7 @@ import argparse
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,15 +38,14 @@ parser.add_argument("--workers", type=int, default=2, help="of each actor with R
 parser.add_argument("--actors", type=int, default=0, help="of Ray; 0: no Ray")
 parser.add_argument("--address", default=None, help="of a running cluster of Ray")
 parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--out", type=Path, default=Path("runs/ppo_multiwalker"))
+parser.add_argument("--out", type=Path, default=Path("runs/ddp_ppo"))
 parser.add_argument("--resume", action="store_true", help="continue from --out")
 args = parser.parse_args()
 
 try:
     from marl_collect.envs import PettingZooEnv
 except ImportError as error:
-    install = 'pip install "marl-collect[pettingzoo]"'
-    raise SystemExit(f"{error}: {install}") from error
+    raise SystemExit(f'{error}: pip install "marl-collect[pettingzoo]"') from error
 
 # torchrun sets both; nccl is the backend if each rank has a GPU.
 rank = int(os.environ.get("RANK", "0"))
@@ -65,10 +65,7 @@ critic = make_critic(description, centralised=args.critic == "central", **networ
 
 
 def estimate(data):
-    """Write advantages and value targets, ``[B, T, n, 1]`` each.
-
-    All walkers act in every frame, and the episode ends for all of them together.
-    """
+    """Write advantages and targets ``[B, T, n, 1]``; episodes end for all walkers."""
     with torch.no_grad():
         critic(data)
         critic(data["next"])
@@ -106,35 +103,23 @@ class Loss(torch.nn.Module):
 
 loss_of = Loss() if ranks == 1 else DistributedDataParallel(Loss())
 optimizer = torch.optim.Adam(loss_of.parameters(), lr=args.lr, eps=1e-5)
-options = {
+options: dict[str, Any] = {
     "frames_per_batch": args.batch // ranks,
     "total_frames": args.frames // ranks,  # So all ranks have as many batches.
     "envs_per_worker": 8,
     "seed": args.seed,  # One for all: ranks have different environments.
 }
-
-
-def start_collector():
-    """Start worker processes on this machine, or actors on a cluster."""
-    if not args.actors:
-        return MultiSyncCollector(make_env, policy, num_workers=args.workers, **options)
-    return RayCollector(
-        make_env,
-        policy,
-        num_collectors=args.actors,
-        num_workers_per_collector=args.workers,
-        # Without an address, the collector starts its own Ray instance.
-        ray_init_config={"address": args.address} if args.address else None,
-        sync=True,
-        **options,
-    )
-
-
+if args.actors:  # Without an address, the collector starts a Ray of its own.
+    address = {"address": args.address} if args.address else None
+    options |= {"num_collectors": args.actors, "ray_init_config": address, "sync": True}
+    options["num_workers_per_collector"] = args.workers
+else:
+    options["num_workers"] = args.workers
 random = evaluate(None, make_env, episodes=32, seeds=1, num_workers=1)
 rows: list[tuple[float, ...]] = []
 parts = {"policy": policy, "critic": critic, "optimizer": optimizer, "rows": rows}
-collector = start_collector()
-parts["collector"] = collector
+kind: Any = RayCollector if args.actors else MultiSyncCollector
+parts["collector"] = collector = kind(make_env, policy, **options)
 with collector, Checkpoint(args.out, parts, resume=args.resume) as checkpoint:
     for batch in collector:
         data = batch.clone()
@@ -153,9 +138,8 @@ with collector, Checkpoint(args.out, parts, resume=args.resume) as checkpoint:
         mean = stats.get("mean_agent_return", float("nan"))
         rows.append((stats["frames"], mean, random.mean_agent_return))
         if rank == 0:
-            checkpoint.print(
-                f"{stats['frames']:>9,} frames, return per walker {mean:8.2f}"
-            )
+            frames = f"{stats['frames']:>9,} frames"
+            checkpoint.print(f"{frames}, return per walker {mean:8.2f}")
             write_table(args.out, [("frames", "return_per_agent", "random"), *rows])
         checkpoint.batch_done()
 

@@ -1,0 +1,191 @@
+"""Ranks that learn with DDP keep equal weights, and end together with the first cause.
+
+Each rank collects in a worker of its own; gloo connects them.
+"""
+
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from support.processes import SOON, wait_until_gone
+from support.ranks import job, outputs, run_ranks, torchrun
+
+pytestmark = pytest.mark.processes
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp_ppo.py"
+UPDATES = 50
+
+LEARNS = """
+import copy
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from marl_collect import MultiSyncCollector, describe
+from marl_collect.models import make_policy
+from workloads.counting import CountingEnv
+
+updates = int(arguments[0])
+torch.manual_seed(rank)  # DDP sends the weights of rank 0 to all.
+description = describe(CountingEnv)
+policy = make_policy(description, num_cells=[8])
+trained = copy.deepcopy(policy) if "--alone" in arguments else (
+    DistributedDataParallel(policy)
+)
+module = getattr(trained, "module", trained)
+optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
+weights = []
+with MultiSyncCollector(
+    CountingEnv, policy, num_workers=1, frames_per_batch=8, seed=5,
+) as collector:
+    for _ in range(updates):
+        batch = collector.next()
+        data = trained(batch.reshape(-1).clone())
+        loss = 0.0
+        for group in description.groups:
+            reward = data["next", group, "reward"][..., 0]
+            loss += (data[group, "action_log_prob"] * reward).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        collector.update_policy_weights_(module)
+        weights.append(torch.nn.utils.parameters_to_vector(module.parameters()))
+torch.save(torch.stack(weights).detach(), f"{folder}/weights-{rank}.pt")
+"""
+
+
+def weights(folder: Path, ranks: int) -> list[torch.Tensor]:
+    """Return the weights after each update, of all ranks."""
+    return [torch.load(folder / f"weights-{rank}.pt") for rank in range(ranks)]
+
+
+def test_the_weights_of_all_ranks_stay_equal(tmp_path: Path) -> None:
+    texts = run_ranks(tmp_path, LEARNS, 2, str(UPDATES))
+    first, second = weights(tmp_path, 2)
+    assert len(first) == UPDATES, texts
+    assert len(first.unique(dim=0)) == UPDATES  # Each update changes them.
+    assert torch.equal(first, second)
+
+
+def test_without_ddp_they_would_not(tmp_path: Path) -> None:
+    run_ranks(tmp_path, LEARNS, 2, "2", "--alone")
+    first, second = weights(tmp_path, 2)
+    assert not (first == second).all(-1).any()
+
+
+FAILS = """
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from marl_collect import MultiSyncCollector, describe
+from marl_collect.models import make_policy
+from marl_collect.training.checkpoint import Checkpoint
+from workloads.counting import CountingEnv, Fault
+
+folder, victim, fault = sys.argv[1:]
+if not dist.is_initialized():
+    dist.init_process_group("gloo")
+fails = dist.get_rank() == int(victim)
+description = describe(CountingEnv)
+policy = make_policy(description, num_cells=[8])
+learner = DistributedDataParallel(policy)
+
+
+def make_env():
+    breaks = fails and fault == "environment"
+    return CountingEnv(fault=Fault("raise", at=100) if breaks else None)
+
+
+with (
+    MultiSyncCollector(
+        make_env, policy, num_workers=1, frames_per_batch=8, seed=5
+    ) as collector,
+    Checkpoint(folder, {"policy": policy}) as checkpoint,
+):
+    print("worker", *collector.worker_pids, flush=True)
+    for number in range(10**6):
+        data = learner(collector.next().reshape(-1).clone())
+        if fails and number == 5 and fault != "environment":
+            print("fails at", time.time(), flush=True)
+            if fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise KeyError("the first cause")
+        sum(data[g, "action_log_prob"].mean() for g in description.groups).backward()
+        checkpoint.batch_done()
+"""
+CAUSES = {
+    "kill": "Signal 9 (SIGKILL) received",
+    "raise": "KeyError: 'the first cause'",
+    "environment": "CountingError: fault in step",
+}
+
+
+def workers(text: str) -> list[int]:
+    return [int(pid) for pid in re.findall(r"worker (\d+)", text)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "victim", "fault"),
+    [(2, 1, "raise"), (3, 1, "kill"), (4, 0, "kill"), (3, 2, "environment")],
+)
+def test_a_rank_that_ends_is_the_end_of_all_ranks_and_their_workers(
+    ranks: int, victim: int, fault: str, tmp_path: Path
+) -> None:
+    with job(tmp_path, FAILS, ranks, str(victim), fault) as programs:
+        texts = outputs(programs)
+    codes = [program.returncode for program in programs]
+    expected = [1] * ranks
+    expected[victim] = -signal.SIGKILL if fault == "kill" else 1
+    assert codes == expected, texts
+    pids = workers("".join(texts))
+    assert len(pids) == ranks
+    wait_until_gone(pids)
+    for rank, text in enumerate(texts):
+        assert (CAUSES[fault] in text) == (rank == victim and fault != "kill")
+
+
+@pytest.mark.parametrize(("ranks", "fault"), [(3, "kill"), (2, "raise")])
+def test_torchrun_names_the_rank_that_failed(
+    ranks: int, fault: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS)
+    victim = ranks - 1
+    done = torchrun(tmp_path, script, ranks, str(tmp_path), str(victim), fault)
+    ended = time.time()
+    assert done.returncode != 0
+    (failed,) = re.findall(r"fails at (\S+)", done.stdout)
+    assert ended - float(failed) < 2 * SOON
+    # It asks ten times a second who has ended, so the others may be named as well.
+    assert re.search(rf"rank +: {victim} ", done.stderr), done.stderr
+    assert CAUSES[fault] in done.stderr
+    pids = workers(done.stdout)
+    assert len(pids) == ranks
+    wait_until_gone(pids)
+
+
+def test_the_example_trains_with_torchrun(tmp_path: Path) -> None:
+    pytest.importorskip("pettingzoo")
+    budget = "--frames 320 --batch 160 --minibatch 80 --epochs 1 --workers 1"
+    done = torchrun(tmp_path, EXAMPLE, 2, *budget.split(), "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("320 frames, return per walker") == 1
+    rows = (tmp_path / "progress.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["frames", "160", "320"]
+    assert (tmp_path / "policy.pt").exists()
+    states = [
+        torch.load(tmp_path / f"rank-{rank}-of-2" / "checkpoints" / "last.pt")["parts"]
+        for rank in range(2)
+    ]
+    for part in ("policy", "critic"):
+        first, second = (state[part] for state in states)
+        assert all(torch.equal(value, second[name]) for name, value in first.items())
