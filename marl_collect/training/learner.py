@@ -56,11 +56,14 @@ class Learner(abc.ABC):
         updates: number of gradient steps so far.
         prefetch: whether the next batch is collected during training.
         warm_up_frames: how many frames are collected with random actions first.
+        episodes_per_batch: number of whole episodes of a batch, which all begin with
+            the newest weights; None for ``frames_per_batch`` frames.
     """
 
     every_task: ClassVar[bool] = True
     skips_padding: ClassVar[bool] = False
     warm_up_frames: int | None = None
+    episodes_per_batch: int | None = None
     policy: nn.Module
     networks: dict[str, nn.Module]
     optimizer: torch.optim.Optimizer

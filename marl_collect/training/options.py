@@ -204,6 +204,16 @@ class PPOOptions(Options):
             at_least=1,
         ),
     ] = 32
+    episodes_per_batch: Annotated[
+        int | None,
+        Option(
+            "whole episodes per batch instead of ``frames_per_batch`` frames: equally "
+            "many of each environment, all of which begin with the newest weights. "
+            "Frames that an environment collects until the others have finished are "
+            "dropped and not counted; with fewer environments there are fewer",
+            at_least=1,
+        ),
+    ] = None
     prefetch: _Prefetch = False
 
 
@@ -320,7 +330,13 @@ class TrainingOptions(Options):
         Option("frames to train with, rounded up to whole batches", at_least=1),
     ] = 1_000_000
     frames_per_batch: Annotated[
-        int, Option("frames per batch, over all environments", at_least=1)
+        int,
+        Option(
+            "frames per batch, over all environments. With ``ppo.episodes_per_batch``, "
+            "frames that are collected at a time until these episodes have ended; the "
+            "time limit can make it fewer",
+            at_least=1,
+        ),
     ] = 4_000
     workers: Annotated[int, Option("number of worker processes", at_least=1)] = 2
     envs_per_worker: Annotated[int, Option("environments per worker", at_least=1)] = 8

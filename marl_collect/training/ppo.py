@@ -94,6 +94,8 @@ class PPOLearner(Learner):
         self._once = setup.algorithm in _ACTOR_CRITIC
         """Whether each batch is learnt from in a single step."""
         self.prefetch = options.ppo.prefetch
+        self.episodes_per_batch = options.ppo.episodes_per_batch
+        self._check_episodes()
         self.policy = make_policy(description, **self.policy_options).to(self.device)
         of_critic = network_options(
             setup, options, description, centralised=setup.algorithm in _JOINT_CRITIC
@@ -121,6 +123,26 @@ class PPOLearner(Learner):
                     "ppo.recurrent_critic=false."
                 )
             self.target = copy.deepcopy(self.critic).requires_grad_(requires_grad=False)
+
+    def _check_episodes(self) -> None:
+        """Raise ValueError if batches of whole episodes cannot be collected."""
+        episodes, options = self.ppo.episodes_per_batch, self.options
+        if episodes is None:
+            return
+        if self.ppo.prefetch:
+            raise ValueError(
+                f"ppo.episodes_per_batch is {episodes}, whose episodes begin with the "
+                "newest weights, but ppo.prefetch collects with older ones. Use "
+                "ppo.prefetch=false."
+            )
+        environments = options.workers * options.envs_per_worker
+        if episodes % environments:
+            raise ValueError(
+                f"ppo.episodes_per_batch is {episodes}, but {environments} "
+                f"environments (workers={options.workers}, envs_per_worker="
+                f"{options.envs_per_worker}) cannot contribute equally many episodes. "
+                "Use a multiple of their number, or another number of them."
+            )
 
     @classmethod
     @override

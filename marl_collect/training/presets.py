@@ -161,8 +161,9 @@ _EPYMARL_PPO = (
     | _EPYMARL_MEMORY
     | {
         "frames": 20_050_000,
-        "frames_per_batch": Episodes(10),
+        "frames_per_batch": 50,
         "envs_per_worker": 10,
+        "ppo.episodes_per_batch": 10,
         "ppo.lr": 3e-4,
         "ppo.epochs": 4,
         "ppo.minibatch_frames": Episodes(10),
@@ -184,8 +185,7 @@ _EPYMARL_A2C = {
     if name not in ("ppo.epochs", "ppo.minibatch_frames", "ppo.clip_epsilon")
 } | {"ppo.lr": 5e-4}
 _EPYMARL_A2C_MISSING = (
-    "batches have a number of frames, and as many episodes only where all last until "
-    "the limit; the critic has one hidden layer, not two; the value after the last "
+    "the critic has one hidden layer, not two; the value after the last "
     "frame of the longest episode of a batch is not added; Adam adds 1e-5 to its "
     "denominators, not 1e-8"
 )

@@ -19,6 +19,7 @@ from marl_collect.models.saved_policy import BEST, CONFIG, load_networks, policy
 from marl_collect.programs.interruption import Interruption
 from marl_collect.training import checkpoint
 from marl_collect.training.allocator import keep_freed_memory
+from marl_collect.training.episode_batches import EpisodeBatches
 from marl_collect.training.evaluating import (
     EvaluationRecord,
     evaluate_policy,
@@ -174,13 +175,14 @@ class Trainer:
             self._learner = make_learner(
                 self.task.description, self.setup, options, self.seed
             )
+            episodes = self._learner.episodes_per_batch
             with (
                 self._open_log() as self._events,
                 MultiSyncCollector(
                     self.task.factory,
                     self._learner.policy,
-                    frames_per_batch=options.frames_per_batch,
-                    total_frames=options.frames,
+                    frames_per_batch=self._frames_at_once(),
+                    total_frames=options.frames if episodes is None else None,
                     num_workers=options.workers,
                     envs_per_worker=options.envs_per_worker,
                     max_frames_per_traj=options.max_frames_per_traj,
@@ -190,14 +192,29 @@ class Trainer:
                     # A run is of one process, also if torchrun has started it.
                     rank=0,
                     world_size=1,
-                ) as self._collector,
+                ) as collector,
                 evaluator_of(
                     self._learner.policy, self.task.factory, options
                 ) as self._evaluator,
             ):
+                self._collector: MultiSyncCollector | EpisodeBatches = collector
+                if episodes is not None:
+                    self._collector = EpisodeBatches(collector, episodes)
                 self._restore()
                 self._loop()
                 return self._finish()
+
+    def _frames_at_once(self) -> int:
+        """Return how many frames are collected at a time.
+
+        No more than the episodes of a batch can have.
+        """
+        options = self.options
+        limit = options.max_frames_per_traj or self.task.description.time_limit
+        if self._learner.episodes_per_batch is None or limit is None:
+            return options.frames_per_batch
+        most = self._learner.episodes_per_batch * limit
+        return min(options.frames_per_batch, most)
 
     def _open_log(self) -> EventWriter | RunLogger:
         """Open the log of the metrics; that of a resumed run continues."""
@@ -353,8 +370,9 @@ class Trainer:
             self.folder.keep_rows(0)
             return
         try:
-            self._collector.load_state_dict(state["collector"])
             self._learner.load_state_dict(state["learner"])
+            # Last, because it notes that the workers have these weights.
+            self._collector.load_state_dict(state["collector"])
             self._rows = state["rows"]
             self._seconds = state["seconds"]
             self._evaluations = [EvaluationRecord(**w) for w in state["windows"]]

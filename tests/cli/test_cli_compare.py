@@ -36,6 +36,7 @@ from marl_collect.training.comparison import (
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.report import LEGEND
+from marl_collect.training.run_folder import RunFolder
 from marl_collect.training.trainer import Task
 
 pytestmark = pytest.mark.processes
@@ -103,6 +104,27 @@ def test_compare_writes_tables_a_picture_and_marl_eval_json(tmp_path: Path) -> N
     code, text = run(*arguments, "--out", str(tmp_path))
     assert code == 2
     assert "has runs already: add --resume" in text
+
+
+def test_compare_trains_on_whole_episodes(tmp_path: Path) -> None:
+    """Frames are those of the episodes, and evaluations are after so many frames."""
+    code, text = run(
+        *("compare", TASK, *SMALL_PPO, *set_to("ppo.episodes_per_batch=6")),
+        *("--setup", "ippo-local-shared", "--seeds", "1", "--out", str(tmp_path)),
+    )
+    assert code == 0, text
+    run_folder = tmp_path / "ippo-local-shared" / "seed_0"
+    rows = RunFolder(run_folder).rows()
+    assert [row["episodes"] for row in rows] == [6 * (k + 1) for k in range(len(rows))]
+    assert len(rows) > 1
+    frames = [row["frames"] for row in rows]
+    for row in rows:  # All of them are among the last hundred.
+        length = row["episode_length"] * row["episodes"]
+        assert row["frames"] == pytest.approx(length)
+    assert frames[-2] < 80 <= frames[-1]
+    evaluations = json.loads((run_folder / "evaluations.json").read_text())
+    first = min(number for number in frames if number >= 40)
+    assert [e["frames"] for e in evaluations] == sorted({0, first, frames[-1]})
 
 
 def start(*arguments: str) -> Program:
@@ -328,6 +350,8 @@ def test_a_wrong_argument_is_an_error_before_anything_starts(
         (["vdn-local-shared", "qmix-local-shared"], "value.mixing_gain=1", False),
         (["vdn-local-shared", "mappo-local-shared"], "ppo.lr=0.1", False),
         (["ippo-local-shared"], "ppo.lr=0.1", False),
+        (["maa2c-local-shared"], "ppo.episodes_per_batch=4", False),
+        (["vdn-local-shared", "iql-local-shared"], "ppo.episodes_per_batch=4", True),
         (["vdn-local-shared"], "value.tau=0.1", False),
         (["ippo-local-shared", "qmix-local-shared"], "network=attention", True),
         (["ippo-local-shared"], "ppo.popart=true", True),

@@ -40,7 +40,7 @@ def test_epymarl_has_its_values(algorithm: str) -> None:
     assert (options.eval_interval, options.eval_episodes) == (50_000, 100)
     if "entropy" in source:
         assert options.frames == 20_050_000
-        assert options.frames_per_batch == 250
+        assert options.ppo.episodes_per_batch == 10
         assert options.ppo.lr == source["lr"]
         assert options.ppo.max_grad_norm == 10
         if "epochs" in source:

@@ -234,6 +234,12 @@ def log_probs(outputs: Tensor, batch: Any, name: str) -> tuple[Tensor, Tensor]:
 # Advantages.
 
 
+def inside(batch: Any) -> Tensor:
+    """Return which frames are not padding, ``[B, T]``."""
+    valid: Tensor = batch["next", "done"][..., 0] | True
+    return batch["collector"].get("mask", valid) if "collector" in batch else valid
+
+
 def rewards(batch: Any, settings: Settings) -> dict[str, Tensor]:
     """Return the rewards of training, ``[B, T, n]``."""
     group_rewards = {
@@ -243,9 +249,9 @@ def rewards(batch: Any, settings: Settings) -> dict[str, Tensor]:
         mean = torch.cat(list(group_rewards.values()), -1).mean(-1, keepdim=True)
         group_rewards = {g: mean.repeat(1, 1, n) for g, n in settings.groups.items()}
     for name, reward in group_rewards.items() if settings.standardised else ():
-        living = reward[~batch[name, "done"][..., 0]]
+        living = reward[~batch[name, "done"][..., 0] & inside(batch).unsqueeze(-1)]
         if settings.team:  # Common to all agents: once per frame.
-            living = reward[..., 0]
+            living = reward[..., 0][inside(batch)]
         group_rewards[name] = (reward - living.mean()) / living.std(correction=0)
     return {g: settings.scale * r for g, r in group_rewards.items()}
 
@@ -413,9 +419,13 @@ def advantages(
         "next_value": joint(after),
     }
     result = np.full(tables["acts"].shape, np.nan)
+    lengths = inside(batch).sum(1).tolist()
     for b, t, i in np.argwhere(tables["acts"]):
+        if t >= lengths[b]:
+            continue
         env = Episodes(
-            settings.team, **{key: table[b] for key, table in tables.items()}
+            settings.team,
+            **{key: table[b, : lengths[b]] for key, table in tables.items()},
         )
         if settings.n_steps is None:
             estimates = env.advantages(i, settings.gamma, settings.lmbda)
@@ -470,6 +480,21 @@ def values_of_frames(
     return before, now, {g: v.view_as(now[g]) for g, v in then.items()}
 
 
+def sequences(batch: Any, length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the row and the frame of each frame of sequences ``[S, L]``.
+
+    The last sequence of a row repeats its last frame. The third tensor says where not.
+    """
+    rows, frames, once = [], [], []
+    for row, count in enumerate(inside(batch).sum(1).tolist()):
+        for begin in range(0, count, length):
+            steps = range(begin, begin + length)
+            rows.append([row] * length)
+            frames.append([min(step, count - 1) for step in steps])
+            once.append([step < count for step in steps])
+    return torch.tensor(rows), torch.tensor(frames), torch.tensor(once)
+
+
 def prepare(
     critic: Weights, batch: Any, settings: Settings, target_critic: Weights
 ) -> Prepared:
@@ -511,18 +536,14 @@ def prepare(
             g: (root_values[g] - new_mean) / new_deviation
             for g, (new_mean, new_deviation) in moments.items()
         }
-    length, frames = settings.length, batch.shape[1]
-    # The last sequence of a row repeats its last frame, which is then not trained.
-    steps = torch.arange(-(-frames // length) * length)
+    *at, trained = sequences(batch, settings.length)
 
     def cut(x: Any) -> Any:
-        repeated = x[:, steps.clamp(max=frames - 1)]
-        return repeated.reshape(-1, length, *x.shape[2:])
+        return x[tuple(at)]
 
-    inside = (steps < frames).expand(len(batch), -1).reshape(-1, length, 1)
     return Prepared(
         cut(batch),
-        {g: cut(a).where(inside, torch.nan) for g, a in normal.items()},
+        {g: cut(a).where(trained.unsqueeze(-1), torch.nan) for g, a in normal.items()},
         {g: cut(v) for g, v in target.items()},
         {g: cut(h) for g, h in before.items()},
         {g: cut(v) for g, v in outputs.items()},

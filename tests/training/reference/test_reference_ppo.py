@@ -14,6 +14,7 @@ from reference_networks import weights_of
 
 from marl_collect import Collector
 from marl_collect.training.advantages import TRAINED
+from marl_collect.training.episode_batches import EpisodeBatches
 from marl_collect.training.learner import RunningMoments
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.ppo import PPOLearner
@@ -92,6 +93,11 @@ def drawn(seed: int) -> tuple[Kind, Setup, dict[str, Any]]:
     return kind, setup, settings
 
 
+def whole(seed: int) -> bool:
+    """Return whether the batch of a case has whole episodes, with padding."""
+    return random.Random(2000 + seed).random() < 0.4
+
+
 def central(setup: Setup) -> bool:
     """Return whether the critic sees all agents."""
     return setup.algorithm in ("mappo", "maa2c")
@@ -117,7 +123,10 @@ def case(seed: int) -> tuple[Any, Any, reference.Settings]:
         seed=seed,
     ) as collector:
         collector.next()
-        batch = collector.next().clone()  # Begins within episodes.
+        if whole(seed):
+            batch: Any = EpisodeBatches(collector, 2 * ENVIRONMENTS).next().clone()
+        else:
+            batch = collector.next().clone()  # Begins within episodes.
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():  # Ratios of probabilities become others than 1.
         for weight in learner.parameters():
@@ -143,7 +152,7 @@ def case(seed: int) -> tuple[Any, Any, reference.Settings]:
             clip=options.ppo.clip_epsilon,
             entropy=options.ppo.entropy_coeff,
             critic=options.ppo.critic_coeff,
-            length=options.ppo.sequence_frames if recurrent else 1,
+            length=min(ppo.sequence_frames, batch.shape[1]) if recurrent else 1,
             remembers=recurrent and ppo.recurrent_critic,
             attends=options.network == "attention",
             n_steps=ppo.n_steps,
@@ -297,3 +306,15 @@ def test_the_cases_have_everything() -> None:
     assert {s["ppo.recurrent_critic"] for _, _, s in rescaled} == {True, False}
     assert any(s["ppo.target_tau"] for _, _, s in rescaled)
     assert any(s["network"] and central(a) for _, a, s in rescaled)
+
+
+def test_the_cases_of_whole_episodes_have_everything() -> None:
+    of_episodes = [drawn(seed) for seed in range(CASES) if whole(seed)]
+    assert {kind.truncates for kind, _, _ in of_episodes} == {True, False}
+    assert {kind.turns for kind, _, _ in of_episodes} == {True, False}
+    assert {s["bootstrap_limits"] for _, _, s in of_episodes} == {True, False}
+    assert {s["standardise_rewards"] for _, _, s in of_episodes} == {True, False}
+    memory_of_critics = {
+        (s["recurrent"], s["ppo.recurrent_critic"]) for _, _, s in of_episodes
+    }
+    assert memory_of_critics >= {("gru", True), ("gru", False), (None, False)}
