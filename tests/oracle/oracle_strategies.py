@@ -50,10 +50,17 @@ def worlds(draw: st.DrawFn) -> World:
     repeats = not draw(seldom)
     rests = not turns and draw(seldom)
     waits = draw(booleans) if rests else draw(seldom)
+    described = tuple(draw(groups(name)) for name in names)
+    if rests and any(group.mask == "observation" for group in described):
+        # Infos of agents that rest are found with action_mask="info" only.
+        described = tuple(
+            replace(group, mask="") if group.mask == "info" else group
+            for group in described
+        )
     return World(
         repeats=repeats,
         told=repeats or draw(booleans),
-        groups=tuple(draw(groups(name)) for name in names),
+        groups=described,
         turns=turns,
         length=draw(st.integers(1, 8)),
         fixed=draw(booleans),

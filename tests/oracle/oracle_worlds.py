@@ -195,8 +195,11 @@ class World(Plain):
 
     def build(self) -> Any:
         """Build our environment around it."""
+        # Who rests at first has no info in which a mask could be found.
+        informed = self.rests and any(group.mask == "info" for group in self.groups)
         env = PettingZooWrapper(
             self.raw(),
+            action_mask="info" if informed else "auto",
             group_map=self.group_map,
             return_state=self.state,
             use_mask=self.use_mask,
