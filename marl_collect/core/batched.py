@@ -255,6 +255,17 @@ class WorldBatch(SimulatorBatch):
         env: BatchedEnv = self._env
         return env
 
+    def sums(self) -> dict[str, Array]:
+        """Return the rewards of the running episodes so far, float64 ``[K, n]``.
+
+        By group, if the group has ``episode_reward``.
+        """
+        return {
+            rows.name: rows.sums
+            for rows in self._rows
+            if self._groups[rows.name].episode_reward
+        }
+
     @override
     def bind(self, memory: Row) -> None:
         """Exchange all data through ``memory``, ``[K, ...]`` per key."""
@@ -275,7 +286,7 @@ class WorldBatch(SimulatorBatch):
             for path, read, check in _leaf_actions(name, group, memory):
                 readers[path] = read
                 self._checks.append(check)
-            self._actions[name] = readers.get((), partial(_nested, readers))
+            self._actions[name] = readers.get((), partial(nested, readers))
 
     @override
     def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
@@ -440,16 +451,21 @@ class _GroupRows:
     """Writes rewards and masks of one group, and clears rows of agents that are done.
 
     ``step`` is called before the flags of its step are set.
+
+    Attributes:
+        name: of the group.
+        sums: rewards of the running episodes, float64 ``[K, n]``, if their sums are
+            observed.
     """
 
     def __init__(self, name: str, group: GroupDescription, memory: Row) -> None:
-        self._name = name
+        self.name = name
         self._done: Array = memory[name, "done"][..., 0]
         self._reward: Array = memory[name, "reward"][..., 0]
         self._total: Array | None = None
         if group.episode_reward:
             self._total = memory[name, "episode_reward"][..., 0]
-            self._sums = np.zeros(self._total.shape)
+            self.sums = np.zeros(self._total.shape)
         self._mask: Array | None = memory[name, "mask"] if group.mask else None
         self._legal: Array | None = None
         if group.action_mask:
@@ -463,7 +479,7 @@ class _GroupRows:
     def begin(self, observations: Observations, rows: Any) -> None:
         """Set the masks of worlds that begin."""
         if self._total is not None:
-            self._sums[rows] = 0
+            self.sums[rows] = 0
         if self._mask is not None:
             self._mask[rows] = True
         self._wait(observations, rows)
@@ -475,7 +491,7 @@ class _GroupRows:
             step: the step.
             some: False if no agent was done before.
         """
-        name = self._name
+        name = self.name
         reward = step.rewards.get(name)
         if reward is None:
             raise KeyError(
@@ -499,8 +515,8 @@ class _GroupRows:
             for array in self._cleared:
                 array[worlds, agents] = 0
         if self._total is not None:
-            self._sums += self._reward
-            self._total[...] = self._sums
+            self.sums += self._reward
+            self._total[...] = self.sums
         self._wait(step.observations, slice(None))
 
     def _wait(self, observations: Observations, rows: Any) -> None:
@@ -508,15 +524,15 @@ class _GroupRows:
 
         ``Flags`` clears the masks of agents that are done.
         """
-        mask = observations.get((self._name, "mask"))
+        mask = observations.get((self.name, "mask"))
         if mask is None:
             return
         if self._mask is None:
             raise ValueError(
-                f"({self._name!r}, 'mask') is in the observations, but the group has "
+                f"({self.name!r}, 'mask') is in the observations, but the group has "
                 "mask=False in its description."
             )
-        acts = _array(mask, self._mask.shape, "The simulator", f"{self._name}/mask")
+        acts = _array(mask, self._mask.shape, "The simulator", f"{self.name}/mask")
         self._mask[rows] = acts[rows]
         if self._legal is not None:
             waiting = ~self._mask.astype(np.bool_)
@@ -540,7 +556,7 @@ def _entry(mapping: Any, group: str, who: str, what: str) -> Any:
     return mapping[group]
 
 
-def _nested(readers: Mapping[Key, Callable[[], Array]]) -> dict[str, Any]:
+def nested(readers: Mapping[Key, Callable[[], Array]]) -> dict[str, Any]:
     """Return the actions of a group with a Dict or Tuple space."""
     tree: dict[str, Any] = {}
     for path, read in readers.items():

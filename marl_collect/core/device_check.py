@@ -1,8 +1,27 @@
-"""Checks devices that users name."""
+"""Checks devices that users name, and memory of the host for copies to devices."""
 
 from typing import Any
 
 import torch
+
+
+def pins(device: torch.device) -> bool:
+    """Return whether memory is pinned for copies from or to ``device``."""
+    return device.type == "cuda"
+
+
+def host_memory(nbytes: int, device: torch.device) -> torch.Tensor:
+    """Return memory of the host for copies from or to ``device``.
+
+    Args:
+        nbytes: its size.
+        device: of the other side.
+
+    Returns:
+        uint8 ``[nbytes]``, in pinned memory for a GPU.
+    """
+    pinned = nbytes > 0 and pins(device)
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
 
 
 def usable_device(name: str, choice: Any, *, here: bool = True) -> torch.device:

@@ -1,5 +1,6 @@
 """Decides whether a collector collects on a device, and refuses what it cannot."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -71,10 +72,6 @@ def make_resident_runner(
             f"observations on {device}: move the policy there, and pass no other "
             "policy_device."
         )
-    resident = ActingOptions(
-        device=str(device),
-        compile_policy=acting.compile_policy,
-        exploration=acting.exploration,
-        resident=True,
+    return make_runner(
+        policy, engine, replace(acting, device=str(device), resident=True)
     )
-    return make_runner(policy, engine, resident)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from marl_collect.buffers.layout import Layout
 from marl_collect.buffers.slots import warn_of_held
 from marl_collect.core.description import ALIGNMENT, FLAGS, EnvDescription, Key, Row
+from marl_collect.core.devices import host_memory
 
 Columns = tuple[int, int, bool]
 """First column, the one after the last, and whether the key has one more dimension."""
@@ -150,22 +151,18 @@ class DeviceSlot:
 
     def host(self) -> dict[Key, NDArray[Any]]:
         """Return what the host needs, ``[K, T, ...]``, and ``FAULTS``, in one copy."""
-        end = self._slots.host_end
-        memory = self.memory[:end]
+        slots = self._slots
+        memory = self.memory[: slots.host_end]
         if memory.device.type != "cpu":
-            pinned = self._slots.pinned
-            memory = pinned[:end].copy_(memory)
+            memory = slots.on_host.copy_(memory)
         blocks = {
-            key: _at(memory, *self._slots.blocks[key])
-            for key in self._slots.blocks
-            if self._slots.blocks[key][0] < end
+            key: _at(memory, *block)
+            for key, block in slots.blocks.items()
+            if block[0] < slots.host_end
         }
-        keys = [
-            k for k in self._slots.layout.fields if self._slots.block_of(k) in blocks
-        ]
-        views = self._views(keys, blocks)
-        arrays = {key: tensor.numpy() for key, tensor in views.items()}
-        return arrays | {FAULTS: blocks[FAULTS].numpy()}
+        keys = [key for key in slots.layout.fields if slots.block_of(key) in blocks]
+        tensors = self._views(keys, blocks) | {FAULTS: blocks[FAULTS]}
+        return {key: tensor.numpy() for key, tensor in tensors.items()}
 
     def _views(
         self, keys: Any, blocks: Mapping[Key, torch.Tensor]
@@ -236,12 +233,8 @@ class DeviceSlots:
         self._memory: list[torch.Tensor] = []
         self._alone = 0
         self._warned = False
-        self.pinned = torch.empty(
-            self.host_end if self._device.type != "cpu" else 0,
-            dtype=torch.uint8,
-            device="cpu",
-            pin_memory=self._device.type == "cuda",
-        )
+        is_host = self._device.type == "cpu"
+        self.on_host = host_memory(0 if is_host else self.host_end, self._device)
 
     def __len__(self) -> int:
         """Number of slots."""

@@ -42,12 +42,10 @@ class DeviceRandomRunner(PolicyRunner):
         for stream, sampler in enumerate(self._samplers):
             noise = draw(sampler, generators.of(stream), frames)
             target = self._memory[sampler.key]
-            values = noise.swapaxes(0, 1)
+            values, dtype = noise.swapaxes(0, 1), None
             if sampler.mask_key is None:
-                values = sampler.actions(values)
-            there = torch.from_numpy(np.ascontiguousarray(values))
-            if sampler.mask_key is None:
-                there = there.to(target.dtype)
+                values, dtype = sampler.actions(values), target.dtype
+            there = torch.from_numpy(np.ascontiguousarray(values)).to(dtype)
             self._slots.append(there.to(target.device))
 
     def redraw(self, k: int, frame: int, generators: Generators) -> None:

@@ -72,7 +72,7 @@ class DeviceRollout(Rollout):
                 observations.
         """
         assert engine.env.simulator_device is not None
-        self._env = engine.env
+        self._env, self._simulator = engine.env, engine
         self._device = engine.env.simulator_device
         self._random_frames = random_frames
         self._there: DeviceMemory | None = None
@@ -177,6 +177,7 @@ class DeviceRollout(Rollout):
     def _load_memory(self) -> None:
         if self._host_is_newer:
             self._device_memory.load(self._memory)
+            self._worlds.load_sums(self._simulator.sums())
             self._host_is_newer = False
 
     def _numbers_and_lengths(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -185,7 +186,6 @@ class DeviceRollout(Rollout):
         both = np.stack([state["episode"], state["length"]])
         numbers, lengths = torch.from_numpy(both).to(self._device)
         self._worlds.frames.copy_(lengths)
-        self._worlds.load_sums(state["returns"])
         return numbers, lengths
 
     def _step_all(

@@ -11,7 +11,13 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from marl_collect.core.batched import BatchedEnv, Observations, Step, inner_value
+from marl_collect.core.batched import (
+    BatchedEnv,
+    Observations,
+    Step,
+    inner_value,
+    nested,
+)
 from marl_collect.core.description import FLAGS, GroupDescription, Key, leaf_spaces
 from marl_collect.devices.memory import BOOLS, REWARDS, DeviceMemory
 
@@ -55,12 +61,15 @@ class DeviceWorlds:
             (name, memory.blocks[REWARDS][:, first:last], self._done[:, first:last])
             for name, (first, last) in agents.ranges.items()
         ]
-        self._totals = [
-            (tensors[name, "episode_reward"][..., 0], tensors[name, "reward"][..., 0])
+        self._totals = {
+            name: (
+                tensors[name, "reward"][..., 0].double(),
+                tensors[name, "reward"][..., 0],
+                tensors[name, "episode_reward"][..., 0],
+            )
             for name, group in groups.items()
             if group.episode_reward
-        ]
-        self._sums = [torch.zeros_like(t, dtype=torch.float64) for t, _ in self._totals]
+        }
         observed = env.description.observed()
         self._data: list[tuple[torch.Tensor, _Read, torch.Tensor | None]] = []
         for key in observed:
@@ -90,14 +99,9 @@ class DeviceWorlds:
         self.over = torch.zeros(self._size, dtype=torch.bool, device=self._device)
 
     def load_sums(self, sums: Mapping[str, Any]) -> None:
-        """Set the rewards of the running episodes, ``[K, n]`` by group."""
-        for target, name in zip(self._sums, self._with_totals, strict=True):
-            target.copy_(torch.from_numpy(sums[name]))
-
-    @property
-    def _with_totals(self) -> list[str]:
-        groups = self._env.description.groups
-        return [name for name, group in groups.items() if group.episode_reward]
+        """Set the rewards of the running episodes, float64 ``[K, n]`` by group."""
+        for name, (total, *_) in self._totals.items():
+            total.copy_(torch.from_numpy(sums[name]))
 
     def begin(self, seeds: torch.Tensor) -> bool:
         """Begin new episodes where ``over``.
@@ -126,7 +130,7 @@ class DeviceWorlds:
         for flags in self._flags:
             flags.masked_fill_(over[:, None], False)
         self._mask.logical_or_(over[:, None])
-        for total in self._sums:
+        for total, *_ in self._totals.values():
             total.masked_fill_(over[:, None], 0)
         self._wait(first, over[:, None])
         if self._limit is not None:
@@ -170,7 +174,7 @@ class DeviceWorlds:
             value = reward.to(torch.float32)
             value = value[:, None] if value.ndim == 1 else value
             torch.where(dead, self._zero(torch.float32), value, out=target)
-        for total, (target, reward) in zip(self._sums, self._totals, strict=True):
+        for total, reward, target in self._totals.values():
             target.copy_(total.add_(reward))
 
     def _wait(self, observations: Observations, where: torch.Tensor | None) -> None:
@@ -205,14 +209,12 @@ class DeviceWorlds:
     def _end(self, step: Step) -> None:
         """Set the flags; see ``BatchFlags``."""
         alive = ~self._done
-        for flags, target, what in (
-            (step.terminated, self._terminated, "terminated"),
-            (step.truncated, self._truncated, "truncated"),
-        ):
-            if flags is not None:
-                target.logical_or_(self._flagged(flags, what).logical_and(alive))
+        terminated = self._flagged(step.terminated, "terminated")
+        self._terminated.logical_or_(terminated.logical_and(alive))
+        if step.truncated is not None:
+            truncated = self._flagged(step.truncated, "truncated")
+            self._truncated.logical_or_(truncated.logical_and(alive))
         torch.logical_or(self._terminated, self._truncated, out=self._done)
-        done, terminated, truncated = self._root
         join = torch.any if self._any else torch.all
         over = join(self._done, 1)
         ends = join(self._terminated, 1)
@@ -222,9 +224,7 @@ class DeviceWorlds:
             late = self.frames >= self._limit
             cut = cut | (late & ~over)
             over = over | late
-        done.copy_(over)
-        terminated.copy_(ends)
-        truncated.copy_(cut)
+        torch._foreach_copy_(self._root, [over, ends, cut])
         self.over = over
         over = over[:, None]
         self._truncated.logical_or_(over & ~self._done)
@@ -341,11 +341,11 @@ def _actions(
     name: str, group: GroupDescription, tensors: Mapping[Key, torch.Tensor]
 ) -> Callable[[], Any]:
     """Return a function that returns a group's actions for the simulator."""
-    calls: dict[Key, Callable[[], torch.Tensor]] = {}
+    readers: dict[Key, Callable[[], Any]] = {}
     for key, space in leaf_spaces(group.action, (name, "action")):
         tensor = tensors[key]
         if group.one_hot:
-            calls[key[2:]] = partial(tensor.argmax, -1)
+            readers[key[2:]] = partial(tensor.argmax, -1)
         elif isinstance(space, spaces.Box) and (
             space.bounded_below.any() or space.bounded_above.any()
         ):
@@ -353,26 +353,10 @@ def _actions(
                 torch.from_numpy(np.asarray(bound, dtype=space.dtype)).to(tensor)
                 for bound in (space.low, space.high)
             ]
-            calls[key[2:]] = partial(torch.clamp, tensor, *bounds)
+            readers[key[2:]] = partial(torch.clamp, tensor, *bounds)
         else:
-            calls[key[2:]] = partial(_itself, tensor)
-    if list(calls) == [()]:
-        return calls[()]
-
-    def nested() -> dict[str, Any]:
-        tree: dict[str, Any] = {}
-        for path, call in calls.items():
-            node = tree
-            for part in path[:-1]:
-                node = node.setdefault(part, {})
-            node[path[-1]] = call()
-        return tree
-
-    return nested
-
-
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+            readers[key[2:]] = tensor.detach
+    return readers.get((), partial(nested, readers))
 
 
 def impossible_actions(

@@ -15,8 +15,16 @@ from marl_collect.core.batched import BatchedEnv, Step, inner_value
 from marl_collect.core.description import FLAGS, EnvDescription, Key, Row, leaves
 from marl_collect.core.env import MultiAgentEnv, TensorDictEnv
 from marl_collect.core.flags import Flags
+from marl_collect.core.host_copies import PackedCopies
 from marl_collect.interop.torchrl_places import Places, describe
 from marl_collect.interop.torchrl_specs import REWARD_SUM
+
+
+class _Arrays(dict[Key, NDArray[Any]]):
+    """What an environment wrote, by TorchRL's keys."""
+
+    def __missing__(self, key: Key) -> NDArray[Any]:
+        raise KeyError(f"The environment did not write {key!r}, which is in its spec.")
 
 
 class _Wrapper(TensorDictEnv):
@@ -37,6 +45,22 @@ class _Wrapper(TensorDictEnv):
         self._env = env
         description, self._groups = describe(env, repeats=repeats)
         self._has_root_flags = "done" in env.full_done_spec.keys()
+        self._root_keys = [
+            key
+            for name, space in description.root.items()
+            for key, _ in leaves(space, (name,))
+        ]
+        self._keys = [*self._root_keys, *_flag_keys(())]
+        for name, group in self._groups.items():
+            self._keys += [*group.observed.values(), group.reward]
+            self._keys += _flag_keys(group.flags or ())
+            if group.mask:
+                self._keys.append((*group.prefix, "mask"))
+            if description.groups[name].action_mask:
+                self._keys.append((*group.prefix, "action_mask"))
+            if group.summed:
+                self._keys.append((*group.prefix, REWARD_SUM))
+        self._copies = PackedCopies(env.device or torch.device("cpu"))
         self._seeded = seeded
         self._generator = torch.get_rng_state()
         return description
@@ -69,19 +93,31 @@ class _Wrapper(TensorDictEnv):
                 self._env.set_seed(seed)
             self._now = self._env.reset(due).exclude(*self._env.reset_keys)
 
-    def _advance(self, action_of: Callable[[str, Key], Any]) -> TensorDictBase:
+    def _advance(self, action_of: Callable[[str, Key], Any]) -> _Arrays:
         """Step with the action of each group and key; return what is "next"."""
+        actions: dict[Key, torch.Tensor] = {}
         for name, group in self._groups.items():
             for ours, theirs in group.action.items():
                 spec = self._env.full_action_spec[theirs]
                 action = torch.tensor(action_of(name, ours), device="cpu")
-                action = action.to(spec.device, spec.dtype).reshape(spec.shape)
-                self._now.set(theirs, action)
+                actions[theirs] = action.to(spec.dtype).reshape(spec.shape)
+        there = self._copies.to_device(list(actions.values()))
+        for key, action in zip(actions, there, strict=True):
+            self._now.set(key, action.to(self._env.full_action_spec[key].device))
         with self._random():
             self._env.step(self._now)
-        after = self._now.get("next")
+        after = self._on_host(self._now.get("next"))
         self._now = self._env.step_mdp(self._now)
         return after
+
+    def _on_host(self, tensordict: TensorDictBase) -> _Arrays:
+        """Return what the engine needs as arrays, in one copy; see ``PackedCopies``."""
+        values = {key: tensordict.get(key, None) for key in self._keys}
+        tensors = {key: value for key, value in values.items() if value is not None}
+        here = self._copies.to_host(list(tensors.values()))
+        # Without a device of its own, an environment may have tensors anywhere.
+        arrays = [tensor.cpu().numpy() for tensor in here]
+        return _Arrays(zip(tensors, arrays, strict=True))
 
     @contextmanager
     def _random(self) -> Iterator[None]:
@@ -143,11 +179,6 @@ class TorchRLWrapper(_Wrapper, MultiAgentEnv):
                 f"{env!r} of type {type(env).__name__}."
             )
         self._description = self._own(env, repeats=repeats, seeded=repeats)
-        self._root_keys = [
-            key
-            for name, space in self._description.root.items()
-            for key, _ in leaves(space, (name,))
-        ]
 
     @property
     def description(self) -> EnvDescription:
@@ -165,7 +196,7 @@ class TorchRLWrapper(_Wrapper, MultiAgentEnv):
         self._flags.clear()
         groups = self._description.groups.items()
         nobody = {name: np.zeros(g.n_agents, np.bool_) for name, g in groups}
-        self._observe(self._now, nobody)
+        self._observe(self._on_host(self._now), nobody)
 
     def step_row(self) -> None:
         """Step with the row's actions."""
@@ -178,48 +209,44 @@ class TorchRLWrapper(_Wrapper, MultiAgentEnv):
         self._end(after)
         for name, group in self._groups.items():
             rewards = self._row[name, "reward"]
-            rewards[...] = _array(after, group.reward).reshape(-1, 1)
+            rewards[...] = after[group.reward].reshape(-1, 1)
             rewards[dead[name]] = 0
             if group.summed:
-                total = _array(after, (*group.prefix, REWARD_SUM))
+                total = after[*group.prefix, REWARD_SUM]
                 self._row[name, REWARD_SUM][...] = total.reshape(-1, 1)
         self._observe(after, dead)
 
-    def _observe(
-        self, tensordict: TensorDictBase, dead: Mapping[str, NDArray[np.bool_]]
-    ) -> None:
+    def _observe(self, arrays: _Arrays, dead: Mapping[str, NDArray[np.bool_]]) -> None:
         for key in self._root_keys:
-            self._row[key][...] = _array(tensordict, key)
+            self._row[key][...] = arrays[key]
         for name, group in self._groups.items():
             for ours, theirs in group.observed.items():
                 memory = self._row[ours]
-                memory[...] = _array(tensordict, theirs).reshape(memory.shape)
+                memory[...] = arrays[theirs].reshape(memory.shape)
                 memory[dead[name]] = 0
             acts = ~self._row[name, "done"][:, 0].astype(np.bool_)
             if group.mask:
-                acts &= _array(tensordict, (*group.prefix, "mask")).reshape(-1)
+                acts &= arrays[*group.prefix, "mask"].reshape(-1)
             self._row[name, "mask"][...] = acts
             if self._description.groups[name].action_mask:
                 legal = self._row[name, "action_mask"]
                 theirs = (*group.prefix, "action_mask")
-                legal[...] = _array(tensordict, theirs).reshape(legal.shape)
+                legal[...] = arrays[theirs].reshape(legal.shape)
                 legal[~acts] = True
 
-    def _revive(
-        self, after: TensorDictBase, dead: Mapping[str, NDArray[np.bool_]]
-    ) -> None:
+    def _revive(self, after: _Arrays, dead: Mapping[str, NDArray[np.bool_]]) -> None:
         """Remove agents from ``dead`` whose flags and masks say that they act again."""
         for name, group in self._groups.items():
             if not (group.flags and group.mask and dead[name].any()):
                 continue
-            acts = _array(after, (*group.prefix, "mask")).reshape(-1)
+            acts = after[*group.prefix, "mask"].reshape(-1)
             for agent in np.flatnonzero(
                 dead[name] & acts & ~_flags(after, group.flags)[0]
             ):
                 self._flags.revive(name, int(agent))
                 dead[name][agent] = False
 
-    def _end(self, after: TensorDictBase) -> None:
+    def _end(self, after: _Arrays) -> None:
         """Write the flags. Agents that are alive get those of the root, if any."""
         for name, group in self._groups.items():
             if group.flags is None:
@@ -274,13 +301,18 @@ class TorchRLWorlds(_Wrapper, BatchedEnv):
         due = None
         if which is not None:
             due = self._now
+            flags: list[Any] = []
+            masks: list[torch.Tensor] = []
             for key in self._env.reset_keys:
                 prefix = key[:-1] if isinstance(key, tuple) else ()
-                flag = self._env.full_done_spec[*prefix, "done"]
-                chosen = torch.from_numpy(which).reshape(-1, *[1] * (flag.ndim - 1))
-                due.set(key, chosen.expand(flag.shape).to(flag.device))
+                flags.append(self._env.full_done_spec[*prefix, "done"])
+                mask = torch.from_numpy(which).reshape(-1, *[1] * (flags[-1].ndim - 1))
+                masks.append(mask.expand(flags[-1].shape))
+            there = self._copies.to_device(masks)
+            for key, flag, mask in zip(self._env.reset_keys, flags, there, strict=True):
+                due.set(key, mask.to(flag.device))
         self._begin(seed, due)
-        return self._observations(self._now)
+        return self._observations(self._on_host(self._now))
 
     @override
     def advance(self, actions: Mapping[str, Any]) -> Step:
@@ -291,7 +323,7 @@ class TorchRLWorlds(_Wrapper, BatchedEnv):
 
         after = self._advance(action_of)
         rewards = {
-            name: self._by_agent(name, _array(after, group.reward))
+            name: self._by_agent(name, after[group.reward])
             for name, group in self._groups.items()
         }
         return Step(self._observations(after), rewards, *self._ends(after))
@@ -301,7 +333,7 @@ class TorchRLWorlds(_Wrapper, BatchedEnv):
         shape = (self.worlds, self._description.groups[name].n_agents)
         return np.broadcast_to(values.reshape(self.worlds, -1), shape)
 
-    def _ends(self, after: TensorDictBase) -> tuple[Any, Any]:
+    def _ends(self, after: _Arrays) -> tuple[Any, Any]:
         """Return which agents terminated, and which were truncated, by group.
 
         Agents that are alive get the flags of the root, if any.
@@ -318,49 +350,49 @@ class TorchRLWorlds(_Wrapper, BatchedEnv):
             terminated[name], truncated[name] = over, cut
         return terminated, truncated
 
-    def _observations(self, tensordict: TensorDictBase) -> dict[Any, Any]:
-        out: dict[Any, Any] = {
-            name: tensordict.get(name).detach().cpu() for name in self._description.root
-        }
+    def _observations(self, arrays: _Arrays) -> dict[Any, Any]:
+        out: dict[Any, Any] = {}
+        for key in self._root_keys:
+            _nest(out, key, arrays[key])
         for name, group in self._groups.items():
             agents = self.worlds, self._description.groups[name].n_agents
             for ours, theirs in group.observed.items():
-                value = _array(tensordict, theirs)
+                value = arrays[theirs]
                 if not group.prefix:
                     value = value[:, None]
                 if ours[1] == "info":
                     out[ours] = value
                     continue
-                node, path = out, (name, *ours[2:])
-                for part in path[:-1]:
-                    node = node.setdefault(part, {})
-                node[path[-1]] = value
+                _nest(out, (name, *ours[2:]), value)
             if group.mask:
-                acts = _array(tensordict, (*group.prefix, "mask"))
+                acts = arrays[*group.prefix, "mask"]
                 out[name, "mask"] = acts.reshape(agents)
             if self._description.groups[name].action_mask:
-                legal = _array(tensordict, (*group.prefix, "action_mask"))
+                legal = arrays[*group.prefix, "action_mask"]
                 out[name, "action_mask"] = legal.reshape(*agents, -1)
         return out
 
 
-def _flags(after: TensorDictBase, prefix: Key) -> tuple[Any, Any, Any]:
+def _flag_keys(prefix: Key) -> list[Key]:
+    return [(*prefix, flag) for flag in FLAGS]
+
+
+def _flags(after: _Arrays, prefix: Key) -> tuple[Any, Any, Any]:
     """Return done, terminated and truncated; the last two are derived if missing."""
-    keys = [(*prefix, flag) for flag in FLAGS]
     # Some environments write flags as numbers.
-    done, terminated, truncated = (
-        None if after.get(key, None) is None else _array(after, key).ravel() != 0
-        for key in keys
+    first, *others = _flag_keys(prefix)
+    done = after[first].ravel() != 0
+    terminated, truncated = (
+        after[key].ravel() != 0 if key in after else None for key in others
     )
-    if done is None:
-        raise KeyError(
-            f"The environment did not write {keys[0]!r}, which is in its spec."
-        )
     if terminated is None:
         terminated = done if truncated is None else done & ~truncated
     late = done & ~terminated
     return done, terminated, late if truncated is None else truncated | late
 
 
-def _array(tensordict: TensorDictBase, key: Key) -> Any:
-    return tensordict.get(key).detach().cpu().numpy()
+def _nest(tree: dict[Any, Any], path: Key, value: Any) -> None:
+    """Write a value at ``path`` of nested mappings."""
+    for part in path[:-1]:
+        tree = tree.setdefault(part, {})
+    tree[path[-1]] = value

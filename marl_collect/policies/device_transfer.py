@@ -10,6 +10,8 @@ from typing import final
 
 import torch
 
+from marl_collect.core.devices import host_memory, pins
+
 _ALIGNMENT = 64
 
 
@@ -35,14 +37,11 @@ class Exchange:
         """
         self._sources = list(sources)
         self._device = device
-        self._pinned = device.type == "cuda"
         offsets, size = [], 0
         for source in self._sources:
             offsets.append(size)
             size += -(-source.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self._here = torch.empty(
-            size, dtype=torch.uint8, device="cpu", pin_memory=self._pinned
-        )
+        self._here = host_memory(size, device)
         self._there = torch.empty(size, dtype=torch.uint8, device=device)
         places = list(zip(self._sources, offsets, strict=True))
         self._staged = [_at(self._here, o, source) for source, o in places]
@@ -66,7 +65,7 @@ class Exchange:
         """
         if not self._landed:
             self._landed = [
-                torch.empty_like(value, device="cpu", pin_memory=self._pinned)
+                torch.empty_like(value, device="cpu", pin_memory=pins(self._device))
                 for value in values
             ]
         for landed, value in zip(self._landed, values, strict=True):

@@ -1,6 +1,5 @@
 """What a rollout on a device does not support is an error that names it."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -134,6 +133,7 @@ class Line(BatchedEnv):
         ),
         ({"rewards": {}}, KeyError, "no rewards of group 'a'"),
         ({"rewards": {"a": torch.zeros(2, 3)}}, ValueError, "rewards of 'a' of shape"),
+        ({"terminated": None}, TypeError, "returned terminated as NoneType"),
         ({"terminated": torch.zeros(2)}, ValueError, "terminated of shape"),
         ({"terminated": {"b": 0}}, KeyError, "no terminated of group 'a'"),
         ({"truncated": torch.zeros(3, 1)}, ValueError, "truncated of shape"),
@@ -217,56 +217,3 @@ def test_a_device_that_cannot_be_used_is_refused() -> None:
     with TorchWorlds(Spec({"a": Kind()}), 2, "cpu") as env:
         assert env.simulator_device == torch.device("cpu")
         assert isinstance(env.reset()["a", "observation"], torch.Tensor)
-
-
-def test_data_of_a_gpu_are_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no GPU to copy from; only the copies are the same."""
-    from marl_collect.core.host_copies import OnHost
-
-    host, device = (make() for make in alike(RICH))
-    one, other = OnHost(device), host
-    plain, allocated = torch.empty, []
-
-    def pinned(size: int, **keywords: Any) -> torch.Tensor:
-        assert keywords.pop("pin_memory")
-        allocated.append(size)
-        return plain(size, **keywords)
-
-    monkeypatch.setattr(torch, "empty", pinned)
-    seeds = np.arange(5)
-    kinds = {name: kind.action for name, kind in RICH.kinds.items()}
-    actions = {
-        name: np.zeros((5, kind.n, 2), np.float32)
-        if kinds[name] == "box"
-        else np.zeros((5, kind.n), np.int64)
-        for name, kind in RICH.kinds.items()
-    }
-    for _ in range(3):
-        one._device = torch.device("cpu")
-        there = one._there(seeds), one._there(actions)
-        monkeypatch.setattr(
-            one, "_there", lambda tree, there=there: tree_of(tree, there)
-        )
-        one._device = torch.device("cuda")
-        check_alike(one.begin(None, seeds), other.begin(None, seeds))
-        check_alike(vars(one.advance(actions)), vars(other.advance(actions)))
-    assert len(allocated) == 2
-
-
-def tree_of(tree: Any, there: Any) -> Any:
-    """Return the tensors of the seeds or of the actions."""
-    return there[1] if isinstance(tree, Mapping) else there[0]
-
-
-def check_alike(actual: Any, expected: Any) -> None:
-    if isinstance(expected, Mapping):
-        assert actual.keys() == expected.keys()
-        for key, value in expected.items():
-            check_alike(actual[key], value)
-    elif isinstance(expected, list):
-        for one, two in zip(actual, expected, strict=True):
-            check_alike(one, two)
-    elif expected is not None:
-        assert isinstance(actual, np.ndarray)
-        assert actual.dtype == expected.numpy().dtype
-        assert (actual == expected.numpy()).all()

@@ -65,6 +65,14 @@ def test_random_actions_in_random_simulators(seed: int) -> None:
     check_same(alike(Spec.draw(seed)))
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_sums_of_rewards_are_added_frame_by_frame(seed: int) -> None:
+    spec = Spec.draw(seed)
+    kinds = {name: replace(kind, total=True) for name, kind in spec.kinds.items()}
+    factories = alike(spec, kinds=kinds, rounds=True, length=60, limit=None, deaths=0)
+    check_same(factories, batches=12, frames_per_batch=20)
+
+
 def playable(seed: int, **changes: Any) -> Spec:
     """The simulator of a seed, without Dict actions, which heads do not have."""
     spec = replace(Spec.draw(seed), **changes)
@@ -103,6 +111,16 @@ OPTIONS: list[dict[str, Any]] = [
 def test_options(options: dict[str, Any]) -> None:
     factories = alike(RICH)
     check_same(factories, policy_for(factories[0], recurrent="gru"), **options)
+
+
+@pytest.mark.parametrize("recurrent", [None, "gru"])
+def test_compiled_policies(recurrent: Any) -> None:
+    factories = alike(RICH)
+    policy = policy_for(factories[0], recurrent=recurrent)
+    keywords: Any = {"compile_policy": {"backend": "eager"}}
+    check_same(factories, policy, init_random_frames=FRAMES, **keywords)
+    with Collector(factories[1], policy, frames_per_batch=FRAMES, **keywords) as one:
+        assert "OptimizedModule is called once per frame" in one.explain()[0]
 
 
 def both(factories: Any, policy: Any, **keywords: Any) -> tuple[Any, Any]:

@@ -89,6 +89,7 @@ class Spec:
         any_ends: ``done_on_any``.
         state: has a state at the root.
         repeats: whether it says that episodes repeat.
+        rounds: the sums of rewards depend on the order in which they are added.
     """
 
     kinds: Mapping[str, Kind]
@@ -100,6 +101,7 @@ class Spec:
     any_ends: bool = False
     state: bool = False
     repeats: bool = True
+    rounds: bool = False
 
     @classmethod
     def draw(cls, seed: int) -> Self:
@@ -231,6 +233,10 @@ class TorchWorlds(BatchedEnv):
             value = torch.where(self.dead[:, part], GARBAGE, value)
             if spec.kinds[name].shared:
                 value = mix(self.number[:, 0], 12) / 16 - 20
+            if spec.rounds:
+                # Only several small ones, added first, change how the others round.
+                scale = (value.long() % 5).clamp(max=2)
+                value = torch.exp2(torch.where(scale < 2, scale * -24, -54).double())
             rewards[name] = value.double()
         observations = self.look()
         flags: Any = {
@@ -280,11 +286,16 @@ class TorchWorlds(BatchedEnv):
             numbers = torch.where(dead, GARBAGE, numbers)
             out[name] = numbers
             if kind.nested:
-                image = (number[..., None, None] + torch.arange(4).view(2, 2)) % 256
+                image = (
+                    number[..., None, None]
+                    + torch.arange(4, device=self.where).view(2, 2)
+                ) % 256
                 image = torch.where(dead[..., None], GARBAGE, image).to(torch.uint8)
                 out[name] = {"numbers": numbers.double(), "deep": [image]}
             if kind.masked:
-                legal = (number[..., None] >> torch.arange(3)) % 2 == 0
+                legal = (
+                    number[..., None] >> torch.arange(3, device=self.where)
+                ) % 2 == 0
                 index = (number % 3)[..., None]
                 out[name, "action_mask"] = legal.scatter(-1, index, value=True)
             if kind.info:
