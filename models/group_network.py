@@ -6,11 +6,12 @@ from functools import partial
 from typing import Any, Protocol, final
 
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 
+from marl_collect.core.description import GroupDescription
 from marl_collect.models.attention import ATTENTION, MultiAgentAttention, flag_leaf
 from marl_collect.models.convnet import MultiAgentConvNet
+from marl_collect.models.last_action import LastAction
 from marl_collect.models.layers.inputs import (
     ImageInput,
     Leaf,
@@ -222,20 +223,33 @@ def recurrent_networks(
 
 
 def read_leaves(
-    space: spaces.Space[Any], group: str, options: PolicyOptions
+    name: str, group: GroupDescription, options: PolicyOptions
 ) -> list[Leaf]:
-    """List the arrays that a group's network reads: of its observation, and flags.
+    """List the arrays that a group's network reads: those of agents, and flags.
 
     Args:
-        space: of the observation.
-        group: name of the group.
+        name: of the group.
+        group: has the observation and action spaces.
         options: of the network.
 
     Raises:
         TypeError: for a space that no network of this package supports.
     """
-    leaves = observation_leaves(space, (group, "observation"))
-    return [*leaves, flag_leaf(group)] if options.network == ATTENTION else leaves
+    leaves = agent_leaves(name, group, options)
+    return [*leaves, flag_leaf(name)] if options.network == ATTENTION else leaves
+
+
+def agent_leaves(
+    name: str, group: GroupDescription, options: PolicyOptions
+) -> list[Leaf]:
+    """List the arrays of what agents observed, then of what they did last.
+
+    The arguments and errors are those of ``read_leaves``.
+    """
+    leaves = observation_leaves(group.observation, (name, "observation"))
+    if options.last_action:
+        leaves.append(LastAction.of(name, group).leaf)
+    return leaves
 
 
 def encoder_of(

@@ -17,12 +17,13 @@ from marl_collect.models.group_network import (
     After,
     GroupNetwork,
     Numbers,
+    agent_leaves,
     encoder_of,
     feed_forward,
     identities,
     recurrent_networks,
 )
-from marl_collect.models.layers.inputs import Leaf, observation_leaves
+from marl_collect.models.layers.inputs import Leaf
 from marl_collect.models.mlp import MultiAgentMLP
 from marl_collect.models.policy import description_of
 from marl_collect.models.policy_options import PolicyOptions
@@ -34,6 +35,7 @@ STATE_PREFIX = "critic_"
 _OPTIONS = {
     *("centralised", "share_params", "agent_ids", "num_cells", "activation_class"),
     *("recurrent", "hidden_size", "num_layers", "conv", "device", "network"),
+    "last_action",
 }
 
 
@@ -43,9 +45,11 @@ def make_critic(what: Any, **options: Any) -> TensorDictModuleBase:
     Vectors, images, categories, and Dict and Tuple spaces of these are read as
     ``make_policy`` reads them. A critic with ``centralised=True`` reads the
     observations of all groups, and returns one value per agent; otherwise each agent's
-    value depends on its own observation only. If all observations are vectors and
-    ``recurrent`` is None, a centralised critic is a ``CrossGroupCritic``. Its trunk is
-    one network with an output for each agent, so ``share_params`` does not apply to it.
+    value depends on its own observation only. With ``last_action=True`` it reads the
+    last actions of these agents, too, which a policy with this option writes. If all
+    inputs are vectors of one key, and ``recurrent`` is None, a centralised critic is a
+    ``CrossGroupCritic``. Its trunk is one network with an output for each agent, so
+    ``share_params`` does not apply to it.
 
     With ``network="attention"``, each agent of a centralised critic attends to the
     agents of all groups, except to those that have terminated.
@@ -58,9 +62,9 @@ def make_critic(what: Any, **options: Any) -> TensorDictModuleBase:
             or the result of ``describe(factory)``.
         **options: those of ``PolicyOptions`` that configure networks: ``centralised``,
             ``share_params``, ``agent_ids``, ``num_cells``, ``activation_class``,
-            ``recurrent``, ``hidden_size``, ``num_layers``, ``conv``, ``device`` and
-            ``network="attention"``. Other centralised critics know the agents without
-            ``agent_ids``.
+            ``recurrent``, ``hidden_size``, ``num_layers``, ``conv``, ``device``,
+            ``last_action`` and ``network="attention"``. Other centralised critics know
+            the agents without ``agent_ids``.
 
     Raises:
         TypeError: for an unknown option, or an observation space without a network.
@@ -80,7 +84,7 @@ def make_critic(what: Any, **options: Any) -> TensorDictModuleBase:
         )
     description = description_of(what)
     leaves = {
-        name: observation_leaves(group.observation, (name, "observation"))
+        name: agent_leaves(name, group, chosen)
         for name, group in description.groups.items()
     }
     plain = all(len(arrays) == 1 and arrays[0].is_plain for arrays in leaves.values())
@@ -101,7 +105,7 @@ class JointNetwork(nn.Module):
     """Gives each agent of a group the encoded observations of all groups.
 
     Args:
-        leaves: the arrays of each group's observation, in the order of the inputs.
+        leaves: the arrays of each group's agents, in the order of the inputs.
         n_agents: number of agents of each group.
         name: of the group whose agents get the result, followed by their identities.
         options: of the encoders, which all agents of a group share.

@@ -31,6 +31,7 @@ from marl_collect.models.group_network import (
     read_leaves,
     recurrent_networks,
 )
+from marl_collect.models.last_action import LastAction, LastActionPolicy
 from marl_collect.models.policy_options import PolicyOptions
 from marl_collect.models.recurrent.module import RecurrentModule
 
@@ -95,7 +96,7 @@ def group_policy(
         return_log_prob=options.return_log_prob,
         default_interaction_type=options.default_interaction_type,
     )
-    leaves = read_leaves(group.observation, name, options)
+    leaves = read_leaves(name, group, options)
     in_keys = [leaf.key for leaf in leaves]
     device = torch.get_default_device() if options.device is None else options.device
     with float32_on(device):
@@ -129,9 +130,11 @@ def group_policy(
                 decoder=decoder,
                 check_finite=options.check_finite,
             )
-    if explore is None:
-        return ProbabilisticTensorDictSequential(module, head)
-    return ProbabilisticTensorDictSequential(module, explore, head)
+    modules = [module, head] if explore is None else [module, explore, head]
+    if not options.last_action:
+        return ProbabilisticTensorDictSequential(*modules)
+    last_action = LastAction.of(name, group)
+    return LastActionPolicy(*modules, last_action=last_action, n_agents=group.n_agents)
 
 
 def _explore(name: str, group: GroupDescription, epsilon: float) -> TensorDictModule:

@@ -69,6 +69,11 @@ class PolicyOptions:
         agent_ids: whether each agent's features end with its one-hot identity in the
             group, so that agents that share a network can differ. Works with every
             observation space.
+        last_action: whether each agent's features have its last action: one-hot, or the
+            numbers of a Box, and 0 at the beginning of an episode. The policy writes it
+            for the next frame, as recurrent networks write their state; see
+            ``LastActionPolicy``. Frames with random actions (``init_random_frames``)
+            do not write it: let a policy with ``epsilon=1`` act there.
         network: builds the network between observation and head; see
             ``NetworkFactory``. ``None`` builds a ``MultiAgentMLP``, ``"attention"`` a
             ``MultiAgentAttention`` over the agents of the group; agents that have
@@ -105,6 +110,7 @@ class PolicyOptions:
     centralised: bool = False
     share_params: bool = True
     agent_ids: bool = False
+    last_action: bool = False
     network: NetworkFactory | Literal["attention"] | None = None
     head: HeadFactory | None = None
     num_cells: tuple[int, ...] = _NUM_CELLS

@@ -404,6 +404,13 @@ class TrainingOptions(Options):
         ),
     ] = None
     hidden_size: Annotated[int, Option("units of recurrent networks", at_least=1)] = 64
+    last_action: Annotated[
+        bool,
+        Option(
+            "whether policies, critics and values read each agent's last action, which "
+            "is 0 when an episode begins"
+        ),
+    ] = False
     network: Annotated[
         Literal["attention"] | None,
         Option(
@@ -556,6 +563,7 @@ def network_options(
         "centralised": centralised,
         "share_params": setup.share_params,
         "agent_ids": setup.agent_ids,
+        "last_action": options.last_action,
         "num_cells": options.num_cells,
         "activation_class": ACTIVATIONS[options.activation],
         "recurrent": options.recurrent,

@@ -36,6 +36,7 @@ from marl_collect.models import (
     make_policy,
     set_recurrent_mode,
 )
+from marl_collect.models.last_action import LAST_ACTION
 from marl_collect.models.layers.linear import AgentLayer
 from marl_collect.training.advantages import TRAINED, write_advantages
 from marl_collect.training.learner import (
@@ -268,8 +269,9 @@ class PPOLearner(Learner):
             output = (data[name, "state_value"] - mean) / deviation
             targets = data[name, "value_target"][data[name, TRAINED]]
             self._moments["return", name].add(targets)
+            # A target critic only follows the critic, so nothing else would tell it.
+            self._preserve_values(name, mean, deviation)
             if self.ppo.popart:
-                self._preserve_values(name, mean, deviation)
                 continue
             # In the unit of the values to come: what is clipped is the output.
             mean, deviation = self._unit(name)
@@ -473,6 +475,8 @@ class PPOLearner(Learner):
     def _preserve_values(self, group: str, mean: float, deviation: float) -> None:
         """Rescale last layers, so that values are those with the former moments.
 
+        They are those of the target critic and, with ``popart``, of the critic.
+
         With the new mean m and deviation d, weights W and biases b become
         ``W * deviation / d`` and ``(b * deviation + mean - m) / d`` (PopArt).
 
@@ -483,7 +487,7 @@ class PPOLearner(Learner):
         """
         new_mean, new_deviation = self._unit(group)
         index = list(self.description.groups).index(group)
-        critics: list[Any] = [self.critic, self.target]
+        critics: list[Any] = [self.target, self.critic if self.ppo.popart else None]
         for critic in critics:
             if critic is None:
                 continue
@@ -509,7 +513,7 @@ class PPOLearner(Learner):
                 keys.add((name, "terminated"))
             for key in batch[name].keys(include_nested=True, leaves_only=True):
                 parts = key_path(key)
-                if parts[0] == "observation":
+                if parts[0] in ("observation", LAST_ACTION):
                     keys |= {(name, *parts), ("next", name, *parts)}
                 elif parts[0] in read or parts[0].startswith("recurrent_"):
                     keys.add((name, *parts))

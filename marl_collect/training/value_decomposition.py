@@ -82,9 +82,11 @@ class ValueLearner(Learner):
         torch.manual_seed(seed)
         self.value = options.value
         self.prefetch = options.value.prefetch
-        self.warm_up_frames = options.value.warm_up_frames
+        # What the collector does at random is not handed to the next frame.
+        warm_up = self.value.warm_up_frames
+        self.warm_up_frames = None if options.last_action else warm_up
         self.policy_options |= {
-            "epsilon": options.value.epsilon_start,
+            "epsilon": self._epsilon_after(0),
             "return_log_prob": False,
         }
         self.name, *others = description.groups
@@ -115,7 +117,7 @@ class ValueLearner(Learner):
         """Whether each agent's value is learnt by itself."""
         observed = self.group.observation
         self.leaves = read_leaves(
-            observed, self.name, PolicyOptions(**self.policy_options)
+            self.name, self.group, PolicyOptions(**self.policy_options)
         )
         made: Any = make_policy(description, **self.policy_options)
         self.policy = made.to(self.device)
@@ -190,9 +192,7 @@ class ValueLearner(Learner):
     def learn(self, batch: TensorDictBase, progress: float) -> Metrics:
         batch = self._joined(batch)
         new_episodes = self.remember(batch)
-        share = min(1.0, self.frames / self.value.epsilon_frames)
-        start, end = self.value.epsilon_start, self.value.epsilon_end
-        epsilon = start + share * (end - start)
+        epsilon = self._epsilon_after(self.frames)
         self._epsilon.fill_(epsilon)
         nothing = {"loss": float("nan"), "grad_norm": 0.0, "epsilon": epsilon}
         if self.frames < self.value.warm_up_frames:
@@ -213,6 +213,14 @@ class ValueLearner(Learner):
                 # One call for all networks.
                 torch._foreach_lerp_(self._targets, self._trained, self.value.tau)
         return nothing | self._means(steps)
+
+    def _epsilon_after(self, frames: int) -> float:
+        """Return the probability of a random action after so many frames."""
+        if self.warm_up_frames is None and frames < self.value.warm_up_frames:
+            return 1.0
+        share = min(1.0, frames / self.value.epsilon_frames)
+        start, end = self.value.epsilon_start, self.value.epsilon_end
+        return start + share * (end - start)
 
     def _joined(self, batch: TensorDictBase) -> TensorDictBase:
         """Return a batch with padding as one row ``[1, N]`` of its valid frames.
@@ -462,7 +470,8 @@ class ObservationMixer(nn.Module):
     def forward(self, chosen: Tensor, *observations: Tensor) -> Tensor:
         """Mix values ``[*B, n, 1]`` into ``[*B, 1]``.
 
-        Flags may follow the arrays of the observation; they are not read.
+        Last actions and flags may follow the arrays of the observation; they are not
+        read.
         """
         state = self.encoder(*observations[: self.n_leaves]).flatten(-2)
         # The weights of the mixture are linear in the state, in two layers. Without a

@@ -155,6 +155,8 @@ class Offset(nn.Module):
         (plain, {"agent_ids": True}),
         (images, {"agent_ids": True, "share_params": False}),
         (images, {"agent_ids": True, "recurrent": "lstm"}),
+        (masked, {"last_action": True, "recurrent": "gru"}),
+        (plain, {"last_action": True, "share_params": False}),
         (images, {"conv": BFLOAT16}),
         (plain, {"network": after(lambda n, _: Offset(n))}),
         (plain, {"network": after(lambda _, size: nn.LayerNorm(size))}),

@@ -169,6 +169,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "centralised": {"centralised": True},
     "share_params": {"share_params": False},
     "agent_ids": {"agent_ids": True},
+    "last_action": {"last_action": True},
     "network": {"network": linear},
     "head": {"head": make_head},
     "num_cells": {"num_cells": (8, 8, 8)},

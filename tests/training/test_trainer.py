@@ -73,11 +73,15 @@ HUNTERS = partial(CountingEnv, n_prey=0)
     [
         ("mappo-local-shared", {}),
         ("mappo-local-own-ids", {"recurrent": "gru", "standardise_rewards": True}),
-        ("mappo-centralised-shared", {"network": "attention"}),
+        (
+            "mappo-centralised-shared",
+            {"network": "attention", "last_action": True},
+        ),
         ("ippo-local-shared", {"ppo.episodes_per_batch": 4, "recurrent": "gru"}),
         ("qmix-local-shared", {}),
         ("qmix-centralised-own", {"network": "attention"}),
         ("iql-local-shared-ids", {"recurrent": "gru", "standardise_rewards": True}),
+        ("vdn-local-shared", {"recurrent": "gru", "last_action": True}),
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(

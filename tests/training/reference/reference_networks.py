@@ -12,6 +12,8 @@ from torch import Tensor
 
 Weights = Mapping[str, Tensor]
 Layers = list[tuple[Tensor, Tensor]]
+LAST = "last"
+"""Name of the observation that ``observe_last_actions`` adds."""
 
 
 def weights_of(module: torch.nn.Module) -> dict[str, Tensor]:
@@ -76,10 +78,38 @@ def encode(observation: Any, weights: Weights, ids: bool = False) -> Tensor:
     features = [observation["vector"].double()]
     if "picture" in observation:
         features.insert(0, convolve(observation["picture"], layers(weights, "images")))
+    if LAST in observation:
+        features.append(observation[LAST].double())
     if ids:
         n = features[0].shape[-2]
         features.append(torch.eye(n).double().expand(*features[0].shape[:-1], n))
     return torch.cat(features, -1)
+
+
+def observe_last_actions(frames: Any, groups: Mapping[str, int]) -> Any:
+    """Return a copy of frames ``[B, T]`` in which agents observe what they did last.
+
+    That is the action of the last frame in which they acted, one-hot of 4 if it is
+    Discrete, and 0 until they act in an episode. Episodes begin with the first frame.
+    """
+    frames = frames.clone()
+    for name in groups:
+        action = frames[name, "action"]
+        did = action if action.is_floating_point() else torch.eye(4)[action]
+        now, after = torch.zeros_like(did), torch.zeros_like(did)
+        for b in range(did.shape[0]):
+            for i in range(did.shape[2]):
+                latest = torch.zeros_like(did[0, 0, 0])
+                for t in range(did.shape[1]):
+                    now[b, t, i] = latest
+                    if frames[name, "mask"][b, t, i]:
+                        latest = did[b, t, i]
+                    after[b, t, i] = latest
+                    if frames["next", "done"][b, t, 0]:
+                        latest = torch.zeros_like(latest)
+        frames[name, "observation", LAST] = now
+        frames["next", name, "observation", LAST] = after
+    return frames
 
 
 def everybody(x: Tensor, n: int | None = None) -> Tensor:

@@ -188,8 +188,8 @@ def values(
     """
     if settings.central and settings.attends:
         return attending_central(weights, batch, settings)
-    pictures = "picture" in batch[next(iter(settings.groups)), "observation"]
-    if settings.central and not pictures and not settings.remembers:
+    observed = set(batch[next(iter(settings.groups)), "observation"].keys())
+    if settings.central and observed == {"vector"} and not settings.remembers:
         plain = plain_central(weights, batch, settings)
         return {name: value.squeeze(-1) for name, value in plain.items()}
     out = {}
@@ -529,9 +529,10 @@ def prepare(
             g: mean_and_deviation([*settings.learnt, *a[~a.isnan()].tolist()])
             for g, a in target.items()
         }
+    if settings.learnt is not None:
+        rescale(target_critic, (mean, deviation), moments, settings)
     if settings.popart:
-        for network in (critic, target_critic):
-            rescale(network, (mean, deviation), moments, settings)
+        rescale(critic, (mean, deviation), moments, settings)
         outputs = {
             g: (root_values[g] - new_mean) / new_deviation
             for g, (new_mean, new_deviation) in moments.items()

@@ -60,7 +60,10 @@ def mix(weights: Weights, values: Tensor, group: Any, settings: Settings) -> Ten
     if settings.algorithm == "vdn":
         return values.sum(-1, keepdim=True)
     encoder = {k: w for k, w in weights.items() if "encoder" in k}
-    x = networks.encode(group["observation"], encoder)
+    # The state is what all agents see, not what they did.
+    observed = group["observation"]
+    seen = {k: observed[k] for k in observed.keys() if k != networks.LAST}
+    x = networks.encode(seen, encoder)
     last = networks.layers(encoder, "mlp")
     if last:  # After convolutions.
         x = F.relu(networks.linear(x, *last[0]))

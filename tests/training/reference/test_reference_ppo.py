@@ -10,7 +10,7 @@ import pytest
 import reference_ppo as reference
 import torch
 from drawn_env import DrawnEnv, Kind
-from reference_networks import weights_of
+from reference_networks import observe_last_actions, weights_of
 
 from marl_collect import Collector
 from marl_collect.training.advantages import TRAINED
@@ -90,6 +90,7 @@ def drawn(seed: int) -> tuple[Kind, Setup, dict[str, Any]]:
     remembers |= memory and central(setup)
     settings["ppo.popart"] = settings["ppo.normalise_values"] and pick.random() < 0.6
     settings["network"] = None if remembers or pick.random() < 0.3 else "attention"
+    settings["last_action"] = random.Random(2000 + seed).random() < 0.4
     return kind, setup, settings
 
 
@@ -108,8 +109,11 @@ LEARNT = (-1.0, 0.5, 2.0)
 """Returns that a critic learnt before, if it learns standardised ones."""
 
 
-def case(seed: int) -> tuple[Any, Any, reference.Settings]:
-    """Return a learner, a batch from weights that it had before, and its settings."""
+def case(seed: int) -> tuple[Any, Any, Any, reference.Settings]:
+    """Return a learner, a batch from weights that it had before, and its settings.
+
+    The batch comes twice: as it is, and as the reference observes it.
+    """
     kind, setup, settings = drawn(seed)
     factory = partial(DrawnEnv, kind)
     options = TrainingOptions(
@@ -122,11 +126,17 @@ def case(seed: int) -> tuple[Any, Any, reference.Settings]:
         frames_per_batch=FRAMES * ENVIRONMENTS,
         seed=seed,
     ) as collector:
-        collector.next()
+        first = collector.next().clone()
         if whole(seed):
             batch: Any = EpisodeBatches(collector, 2 * ENVIRONMENTS).next().clone()
         else:
             batch = collector.next().clone()  # Begins within episodes.
+    observed = batch
+    if options.last_action and whole(seed):
+        observed = observe_last_actions(batch, kind.groups)
+    elif options.last_action:
+        observed = observe_last_actions(torch.cat([first, batch], 1), kind.groups)
+        observed = observed[:, FRAMES:]
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():  # Ratios of probabilities become others than 1.
         for weight in learner.parameters():
@@ -137,6 +147,7 @@ def case(seed: int) -> tuple[Any, Any, reference.Settings]:
     return (
         learner,
         batch,
+        observed,
         reference.Settings(
             groups=kind.groups,
             central=central(setup),
@@ -179,11 +190,11 @@ def learn_before(learner: Any) -> None:
 
 @pytest.mark.parametrize("seed", range(CASES))
 def test_ppo_equals_its_definition(seed: int) -> None:
-    learner, batch, settings = case(seed)
+    learner, batch, observed, settings = case(seed)
     policy, critic = weights_of(learner.policy), weights_of(learner.critic)
     old = weights_of(learner.target or learner.critic)  # Of the target critic.
     at_first = deepcopy(learner.state_dict()["networks"])
-    prepared = reference.prepare(critic, batch, settings, old)
+    prepared = reference.prepare(critic, observed, settings, old)
     before = batch.clone()
     learner_data = learner.prepare(batch)
     assert (batch == before).all()  # The collector's memory is not modified.
@@ -304,7 +315,12 @@ def test_the_cases_have_everything() -> None:
     assert {central(a) for _, a, _ in rescaled} == {True, False}
     assert {a.share_params for _, a, _ in rescaled} == {True, False}
     assert {s["ppo.recurrent_critic"] for _, _, s in rescaled} == {True, False}
-    assert any(s["ppo.target_tau"] for _, _, s in rescaled)
+    targets = {
+        s["ppo.popart"]
+        for _, _, s in cases
+        if s["ppo.target_tau"] and s["ppo.normalise_values"]
+    }
+    assert targets == {True, False}
     assert any(s["network"] and central(a) for _, a, s in rescaled)
 
 
@@ -318,3 +334,14 @@ def test_the_cases_of_whole_episodes_have_everything() -> None:
         (s["recurrent"], s["ppo.recurrent_critic"]) for _, _, s in of_episodes
     }
     assert memory_of_critics >= {("gru", True), ("gru", False), (None, False)}
+
+
+def test_last_actions_are_read_in_all_kinds_of_cases() -> None:
+    cases = [drawn(seed) for seed in range(CASES)]
+    remembered = [(kind, a, s) for kind, a, s in cases if s["last_action"]]
+    assert {len(kind.groups) for kind, _, _ in remembered} == {1, 2}
+    assert {central(a) for _, a, _ in remembered} == {True, False}
+    assert {s["recurrent"] for _, _, s in remembered} == {None, "gru"}
+    assert {s["network"] for _, _, s in remembered} == {None, "attention"}
+    assert any(kind.turns for kind, _, _ in remembered)
+    assert any(kind.continuous for kind, _, _ in remembered)

@@ -8,7 +8,7 @@ import pytest
 import reference_values as reference
 import torch
 from drawn_env import DrawnEnv, Kind
-from reference_networks import weights_of
+from reference_networks import observe_last_actions, weights_of
 
 from marl_collect import Collector
 from marl_collect.training.options import Setup, TrainingOptions
@@ -69,6 +69,7 @@ def drawn(seed: int) -> tuple[Kind, Setup, dict[str, Any]]:
         "value.mixing_norm": pick.random() < 0.5,
         "value.max_grad_norm": pick.choice([0.1, 100.0]),
     }
+    settings["last_action"] = random.Random(2000 + seed).random() < 0.4
     if setup.centralised and recurrent is None:
         settings["network"] = pick.choice([None, "attention"])
     return kind, setup, settings
@@ -103,6 +104,9 @@ class Case:
             seed=seed,
         ) as collector:
             self.batch = collector.next().clone()
+        self.observed = self.batch
+        if options.last_action:
+            self.observed = observe_last_actions(self.batch, kind.groups)
         whole = options.value.replay == "episodes" or options.recurrent is not None
         self.sequences = (
             whole_episodes(self.batch)
@@ -144,7 +148,7 @@ class Case:
     ) -> tuple[Any, list[Any], list[Any]]:
         """Return the reference's loss, its weights, and their gradients or None."""
         loss = reference.loss(
-            self.online, self.target, self.batch, self.settings, sequences
+            self.online, self.target, self.observed, self.settings, sequences
         )
         weights = [w for network in self.online.values() for w in network.values()]
         gradients = torch.autograd.grad(loss, weights, allow_unused=True)
@@ -227,6 +231,11 @@ def test_the_cases_have_everything() -> None:
     assert {a.agent_ids for _, a in attention} == {True, False}
     assert {a.algorithm for _, a in attention} == {"iql", "vdn", "qmix"}
     assert any(kind.deaths for kind, _ in attention)
+    remembered = [(kind, a, s) for kind, a, s in cases if s["last_action"]]
+    assert {a.algorithm for _, a, _ in remembered} == {"iql", "vdn", "qmix"}
+    assert {s["recurrent"] for _, _, s in remembered} == {None, "gru"}
+    assert any(s.get("network") for _, _, s in remembered)
+    assert any(kind.turns for kind, _, _ in remembered)
     for algorithm in ("iql", "vdn", "qmix"):
         drawn_settings = [s for _, a, s in cases if a.algorithm == algorithm]
         for name in ("recurrent", "double_q", "bootstrap_limits", "replay", "tau"):
