@@ -115,9 +115,10 @@ class LastActionPolicy(ProbabilisticTensorDictSequential):
         self.last_action = last_action
         self.n_agents = n_agents
         if last_action is not None:
+            keys: Any = self  # tensordict does not say the types of its keys.
             if last_action.mask is not None:
-                self.in_keys = [*self.in_keys, last_action.mask]
-            self.out_keys = [*self.out_keys, ("next", *last_action.key)]
+                keys.in_keys = [*keys.in_keys, last_action.mask]
+            keys.out_keys = [*keys.out_keys, ("next", *last_action.key)]
 
     @dispatch(auto_batch_size=False)  # type: ignore[untyped-decorator]
     @override
