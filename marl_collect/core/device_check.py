@@ -1,4 +1,4 @@
-"""Checks devices that users name, and memory of the host for copies to devices."""
+"""Devices that users name, and memory of the host for copies to and from devices."""
 
 from typing import Any
 

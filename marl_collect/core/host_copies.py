@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 from numpy.typing import NDArray
 
-from marl_collect.core.devices import host_memory
+from marl_collect.core.device_check import host_memory
 
 
 @final

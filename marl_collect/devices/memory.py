@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from marl_collect.buffers.layout import Layout
 from marl_collect.buffers.slots import warn_of_held
 from marl_collect.core.description import ALIGNMENT, FLAGS, EnvDescription, Key, Row
-from marl_collect.core.devices import host_memory
+from marl_collect.core.device_check import host_memory
 
 Columns = tuple[int, int, bool]
 """First column, the one after the last, and whether the key has one more dimension."""

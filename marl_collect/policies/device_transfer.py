@@ -10,7 +10,7 @@ from typing import final
 
 import torch
 
-from marl_collect.core.devices import host_memory, pins
+from marl_collect.core.device_check import host_memory, pins
 
 _ALIGNMENT = 64
 
