@@ -67,11 +67,12 @@ def test_collectors_hand_actions_on_within_episodes_in_every_layout(
     options: dict[str, Any],
 ) -> None:
     batches = []
-    for kind, layout in (
+    layouts: list[tuple[Any, dict[str, int]]] = [
         (Collector, {}),
         (MultiSyncCollector, {"num_workers": 1, "envs_per_worker": 4}),
         (MultiSyncCollector, {"num_workers": 2, "envs_per_worker": 2}),
-    ):
+    ]
+    for kind, layout in layouts:
         make: Any = [factory] * 4 if kind is Collector else factory
         with kind(
             make, small(**options), frames_per_batch=80, seed=0, **layout

@@ -155,7 +155,7 @@ READS = {"_local_scalar_dense", "nonzero", "equal", "masked_select"}
 @contextmanager
 def pinned_for_far(monkeypatch: Any) -> Iterator[FarDevice]:
     """Use the device, and pin the host's memory for it as for a GPU."""
-    from marl_collect.core import devices
+    from marl_collect.core import device_check
 
     make = torch.tensor
 
@@ -164,6 +164,6 @@ def pinned_for_far(monkeypatch: Any) -> Iterator[FarDevice]:
         return make(*args, **kwargs).to(device or "cpu")
 
     monkeypatch.setattr(torch, "tensor", tensor)
-    monkeypatch.setattr(devices, "pins", lambda device: device.type == FAR.type)
+    monkeypatch.setattr(device_check, "pins", lambda device: device.type == FAR.type)
     with FarDevice() as far:
         yield far
