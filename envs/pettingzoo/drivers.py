@@ -229,7 +229,6 @@ class AECDriver:
             ) from error
         if not self._rewarded:
             self._check_rewards(rewards)
-        rows.rewards.clear()
         rows.rewards.write(rewards, rows.absent)
         if self._sums is not None:
             # Before a wrapper changes them.

@@ -3,11 +3,9 @@
 Every collector is compared with a loop that builds a TensorDict for each frame.
 """
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -22,8 +20,6 @@ from marl_collect.core.description import EnvDescription, GroupDescription, Row
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.flags import Flags
 from marl_collect.errors import PolicyError
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 OBSERVATION, ACTION = ("a", "observation"), ("a", "action")
 LENGTH, AGENTS, FRAMES = 5, 2, 12

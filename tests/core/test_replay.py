@@ -1,12 +1,10 @@
 """Running episodes are restored by their seeds and actions."""
 
 import io
-import sys
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -28,7 +26,6 @@ from marl_collect.core.replay import (
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
 
 # Pickled by value: importing this file in a worker would import torch.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def counting() -> Any:

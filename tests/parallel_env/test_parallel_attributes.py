@@ -3,14 +3,12 @@
 import os
 import pickle
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 from support.clocks import beside, waits
 from support.processes import wait_until
@@ -18,8 +16,6 @@ from workloads.counting import CountingEnv
 
 from marl_collect.errors import ClosedError, WorkerError
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class OddError(RuntimeError):

@@ -1,10 +1,8 @@
 """ParallelEnv in collectors, in this process and inside workers."""
 
 import signal
-import sys
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 from support.processes import wait_until_gone
@@ -15,8 +13,6 @@ from workloads.counting import CountingEnv, CountingError, Fault
 from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.errors import WorkerError
 from marl_collect.parallel_env import ParallelEnv
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def make() -> CountingEnv:

@@ -2,10 +2,8 @@
 
 import gc
 import os
-import sys
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 from support.scripts import run_python
@@ -14,8 +12,6 @@ from workloads.counting import CountingEnv
 
 from marl_collect.errors import ClosedError
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SPREADS: list[dict[str, Any]] = [
     {"num_processes": 1},

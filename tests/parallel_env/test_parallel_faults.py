@@ -2,13 +2,11 @@
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 from support.clocks import LIMIT, Clock, beside, hangs, waits
 from support.processes import SOON, suspend, wait_until, wait_until_gone
@@ -17,8 +15,6 @@ from workloads.counting import CountingEnv, Fault
 from marl_collect.errors import ClosedError, WorkerError
 from marl_collect.parallel_env import ParallelEnv
 from marl_collect.parallel_env.batch import ParallelBatch
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture

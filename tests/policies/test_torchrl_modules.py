@@ -1,9 +1,7 @@
 """TorchRL's modules behave in our collectors as in TorchRL's."""
 
-import sys
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 from tensordict import TensorDict
@@ -17,8 +15,6 @@ torchrl = pytest.importorskip("torchrl")
 from torchrl.data import Categorical, Composite  # noqa: E402
 
 pytestmark = pytest.mark.processes
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def batch_of(collector: Any) -> TensorDict:

@@ -8,14 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 from pool_tools import be_up, obey
 
 from marl_collect.processes import WorkerPool
 
 # Workers get what is defined here by value: importing this file would import pytest.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def test_workers_have_the_trainers_environment_path_and_directory(

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 from pool_tools import exit_codes, obey
 from support.processes import SOON, suspend, wait_until_gone
@@ -22,8 +21,6 @@ from marl_collect.errors import WorkerError
 from marl_collect.processes import WorkerPool, launcher
 
 WriteModule = Callable[[str, str], str]
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def ask(pool: WorkerPool, question: Any, worker: int = 0) -> Any:

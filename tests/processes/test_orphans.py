@@ -5,20 +5,16 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 from pool_tools import obey
 from support.processes import SOON, wait_until
 from support.scripts import run_python
 
 from marl_collect.processes import WorkerContext, WorkerPool
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 """Messages and errors of workers, in real processes."""
 
 import os
-import sys
 import threading
 from typing import Any
 
-import cloudpickle
 import pytest
 from pool_tools import await_message, obey
 from support.clocks import LIMIT, Clock
@@ -16,7 +14,6 @@ from marl_collect.processes import Phase, WorkerPool
 from marl_collect.processes.status_board import PHASE, STEPS
 
 # Workers get what is defined here by value: importing this file would import pytest.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def test_each_worker_has_its_own_index_argument_and_process(

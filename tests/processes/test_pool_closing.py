@@ -2,12 +2,10 @@
 
 import os
 import signal
-import sys
 import threading
 import time
 from typing import Any
 
-import cloudpickle
 import pytest
 from pool_tools import be_up, exit_codes, hang, hold, obey, wait_for_phase
 from support.clocks import ClosingClock
@@ -18,7 +16,6 @@ from marl_collect.errors import ClosedError
 from marl_collect.processes import Phase, WorkerPool
 
 # Workers get what is defined here by value: importing this file would import pytest.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def test_close_is_quick_and_leaves_no_process(any_pool: WorkerPool) -> None:

@@ -4,7 +4,6 @@ import ctypes
 import gc
 import os
 import signal
-import sys
 import threading
 import time
 import weakref
@@ -13,7 +12,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 from pool_tools import (
     await_message,
@@ -40,7 +38,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 # Workers get what is defined here by value: importing this file would import pytest.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Batch:

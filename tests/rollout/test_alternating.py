@@ -1,10 +1,8 @@
 """Alternating parts of a batch give the same data as one rollout."""
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 from workloads.counting import CountingEnv
@@ -21,7 +19,6 @@ from marl_collect.rollout.loop import ProgressReporter, Rollout
 
 pytestmark = pytest.mark.processes
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ENVIRONMENTS = 5
 PLAN = Plan(seed=4, environments=range(10, 10 + ENVIRONMENTS), max_frames_per_traj=7)
