@@ -59,6 +59,8 @@ class Case(Plain):
         deterministic: ``exploration_type=DETERMINISTIC``.
         hold: whether batches are held, and compared with copies in the end.
         bounded: whether ``total_frames`` ends it with the last batch.
+        ranks: number of processes of the job.
+        rank: which of them this is: earlier ranks have the first environments.
     """
 
     world: World = field(default_factory=World)
@@ -75,6 +77,8 @@ class Case(Plain):
     deterministic: bool = False
     hold: bool = False
     bounded: bool = False
+    ranks: int = 1
+    rank: int = 0
 
 
 def check(case: Case) -> int:
@@ -123,11 +127,12 @@ class _Run:
         model = None if case.policy.startswith("random") else pristine
         total = case.workers * case.each
         size = case.each if case.collector in ("sync", "async", "ray") else total
+        self.begin = case.rank * total
         self.workers = [
             ReferenceWorker(
                 case.world,
                 model if case.source == "policy" else self.built[first // size],
-                range(first, first + size),
+                range(self.begin + first, self.begin + first + size),
                 case.seed,
                 limit=case.options.get("max_frames_per_traj"),
                 reads_init=self.kind.reads_init,
@@ -165,6 +170,8 @@ class _Run:
             "frames_per_batch": per_batch,
             "seed": seed,
         }
+        if case.ranks > 1:
+            options |= {"rank": case.rank, "world_size": case.ranks}
         if case.bounded:
             # Reached by the last frame of the last batch.
             options["total_frames"] = frames * (len(case.events) + 1) - (frames > 1)
@@ -302,7 +309,8 @@ class _Run:
 
     def sender(self, table: Table) -> ReferenceWorker:
         """Return the worker that an asynchronous batch comes from."""
-        index = (int(table["collector", "traj_ids"][0, 0]) >> 32) // self.case.each
+        environment = int(table["collector", "traj_ids"][0, 0]) >> 32
+        index = (environment - self.begin) // self.case.each
         if ("policy_version",) in table:
             # Which weights act depends on timing; their actions do not.
             version = int(table["policy_version",][0, 0])
@@ -327,7 +335,7 @@ class _Run:
         case, options = self.case, self.case.options
         random = self.collected < (options.get("init_random_frames") or 0)
         self.load_weights(worker)
-        first = 0 if case.collector == "async" else worker.indices[0]
+        first = 0 if case.collector == "async" else worker.indices[0] - self.begin
         if options.get("reset_at_each_iter"):
             for k in range(len(worker.envs)):
                 worker.begin(k)

@@ -258,4 +258,6 @@ def cases(draw: st.DrawFn, collectors: tuple[str, ...]) -> Case:
         case = replace(case, fewer=draw(st.integers(0, case.frames - 1)))
     if "trajs_per_batch" not in case.options and collector != "async":
         case = replace(case, bounded=draw(booleans))
+    ranks = draw(st.sampled_from([1, 1, 1, 4]))
+    case = replace(case, ranks=ranks, rank=draw(st.integers(0, ranks - 1)))
     return replace(case, events=draw(events(case)))

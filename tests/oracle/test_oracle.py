@@ -166,6 +166,16 @@ def test_a_replacement_continues_what_its_worker_was_told(event: Any) -> None:
     assert check(replace(case, events=events, options=options)) == 60
 
 
+@pytest.mark.parametrize(("collector", "ranks"), [("Collector", 4), ("sync", 2)])
+def test_trajectories_of_all_ranks(collector: str, ranks: int) -> None:
+    """Together they collect what one process with four environments collects."""
+    case = Case(WORLDS[2], "recurrent", collector=collector, each=4 // ranks, frames=9)
+    case = replace(case, events=((("resume",),), ()), ranks=ranks)
+    options = {"trajs_per_batch": 3, "max_frames_per_traj": 4}
+    for rank in range(ranks):
+        assert check(replace(case, rank=rank, options=options)) > 0
+
+
 def resumed(
     world: World, policy: str, collector: str = "Collector", **options: Any
 ) -> Any:
