@@ -98,6 +98,22 @@ def suitable(world: World, collector: str) -> list[str]:
 
 
 @st.composite
+def repeating_worlds(draw: st.DrawFn) -> World:
+    world = replace(draw(worlds()), repeats=True, told=True)
+    return replace(world, **SIMULATED) if draw(seldom) else world
+
+
+def suitable_in_workers(world: World) -> list[str]:
+    """Return the policies whose actions are known bit by bit for each episode."""
+    return [
+        name
+        for name in dict.fromkeys(suitable(world, "sync"))
+        for kind in [KINDS[name]]
+        if kind.exact and kind.draws == "" and not (kind.alone or kind.refused)
+    ]
+
+
+@st.composite
 def options(draw: st.DrawFn, case: Case) -> dict[str, Any]:
     kind = KINDS[case.policy]
     pool = case.collector in ("sync", "async")

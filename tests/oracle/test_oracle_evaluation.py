@@ -1,7 +1,6 @@
 """Every episode that ``evaluate`` plays, compared with the reference."""
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from oracle_policies import KINDS
 from oracle_reference import Ended, ReferenceWorker
 from oracle_seeds import episode_seed
-from oracle_strategies import SIMULATED, seldom, suitable, worlds
+from oracle_strategies import repeating_worlds, suitable_in_workers
 from oracle_worlds import World
 from tensordict.nn import InteractionType, set_interaction_type
 
@@ -22,22 +21,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.timeout(400),
 ]
-
-
-@st.composite
-def drawn_worlds(draw: st.DrawFn) -> World:
-    world = replace(draw(worlds()), repeats=True, told=True)
-    return replace(world, **SIMULATED) if draw(seldom) else world
-
-
-def kinds(world: World) -> list[str]:
-    """Return the policies whose actions are known bit by bit for each episode."""
-    return [
-        name
-        for name in dict.fromkeys(suitable(world, "sync"))
-        for kind in [KINDS[name]]
-        if kind.exact and kind.draws == "" and not (kind.alone or kind.refused)
-    ]
 
 
 def play(
@@ -65,9 +48,9 @@ def play(
 @given(st.data())
 def test_episodes_are_those_of_their_seeds(data: st.DataObject) -> None:
     draw = data.draw
-    world = draw(drawn_worlds())
+    world = draw(repeating_worlds())
     # Random actions show that the noise follows from the seed of the episode.
-    name = draw(st.just("random") | st.sampled_from(kinds(world)))
+    name = draw(st.just("random") | st.sampled_from(suitable_in_workers(world)))
     count, each = draw(st.integers(1, 5)), draw(st.integers(1, 2))
     limit = draw(st.none() | st.integers(1, 6))
     seeds: Any = draw(
