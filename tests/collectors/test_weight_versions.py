@@ -6,10 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests_policies import at_level, level_policy
 from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.collectors.options import CollectorOptions
+from marl_collect.collectors.publish import WorkerWeights
+from marl_collect.collectors.trainer_policy import TrainerPolicy
+from marl_collect.weights.shared import SharedVector
 
 WORKERS = 3
 KEY = "policy_version"
@@ -149,3 +155,39 @@ def test_every_worker_resumes_with_its_own_version() -> None:
             assert versions(batch) == [0, 1, 2]
             assert levels(batch) == [0.0, 0.0, 4.0]
             assert resumed.policy_version == 2
+
+
+STEPS = st.tuples(
+    st.sampled_from(["update", "update one", "order", "read"]),
+    st.integers(0, WORKERS - 1),
+)
+
+
+@given(st.lists(STEPS, max_size=30))
+def test_no_update_overwrites_weights_that_a_worker_still_has_to_read(
+    steps: list[tuple[str, int]],
+) -> None:
+    last_read = [0] * WORKERS
+    orders: list[Any] = [None] * WORKERS  # That each worker has not carried out yet.
+    has = [0.0] * WORKERS
+    policy = TrainerPolicy(level_policy())
+    options = CollectorOptions(frames_per_batch=1)
+    published = WorkerWeights(
+        policy, options, WORKERS, SharedVector, last_read.__getitem__
+    )
+    for worker in range(WORKERS):
+        published.policy_for(worker)
+    for action, worker in steps:
+        if action.startswith("update"):
+            value = torch.tensor(float(published.version + 1))
+            published.publish([value], [worker] if action == "update one" else None)
+        elif action == "order" and orders[worker] is None:
+            orders[worker] = published.order(worker)
+        elif action == "read" and orders[worker] is not None:
+            order, orders[worker] = orders[worker], None
+            if order.weights_slot is not None:
+                (level,) = published._vector.tensors(order.weights_slot)
+                has[worker] = float(level)
+            last_read[worker] = order.order
+            assert has[worker] == order.version
+    published.close()

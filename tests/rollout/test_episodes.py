@@ -73,6 +73,8 @@ def test_many_worlds_give_the_data_of_single_environments(
         for expected_batch, actual_batch in zip(expected, actual, strict=True):
             pair = [restore_next(batch) for batch in (expected_batch, actual_batch)]
             assert (pair[0] == pair[1]).all()
+            if limit is not None:  # Most episodes are longer.
+                assert int(pair[0]["next", "step_count"].max()) == limit
             assert not actual_batch["next", "hunter", "reward"].is_contiguous()
             image = actual_batch["hunter", "observation", "image"]
             assert image.is_contiguous()
