@@ -29,9 +29,9 @@ _NO_KERNEL = frozenset(
 
 _READS_RESULTS = frozenset(
     {
-        *("_local_scalar_dense", "_unique2", "allclose", "bincount", "equal"),
-        *("masked_select", "nonzero", "normal", "unique_consecutive", "unique_dim"),
-        "repeat_interleave",
+        *("_linalg_check_errors", "_local_scalar_dense", "_unique2", "allclose"),
+        *("bincount", "equal", "masked_select", "nonzero", "normal"),
+        *("repeat_interleave", "unique_consecutive", "unique_dim"),
     }
 )
 """Operations that need a value or a size from the device. ``normal`` checks scales."""
@@ -104,7 +104,8 @@ class Operations:
     def dispatch(self, function: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Count an operation that torch executes."""
         name = function.overloadpacket.__name__
-        wait = name in _READS_RESULTS or (name in _INDEXES and _has_mask(*args[1:4]))
+        reads = name in _READS_RESULTS and kwargs.get("output_size") is None
+        wait = reads or (name in _INDEXES and _has_mask(*args[1:4]))
         if name in {"copy_", "_to_copy"}:
             source = args[1] if name == "copy_" else args[0]
             target = args[0].device if name == "copy_" else kwargs.get("device")

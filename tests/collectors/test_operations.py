@@ -29,6 +29,8 @@ WAITS = {
     "unique": lambda x: torch.unique(x + 0),
     "equal": lambda x: torch.equal(x, x + 1),
     "close": lambda x: torch.allclose(x, x + 1),
+    "inverse": lambda x: torch.linalg.inv(torch.eye(2) + x[0, 0] * 0),
+    "cholesky": lambda x: torch.linalg.cholesky(torch.eye(2) + x[0, 0] * 0),
     "repeat": lambda x: torch.repeat_interleave(x, torch.ones(WORLDS).long(), 0),
     "numpy": lambda x: x.numpy(),
     "array": lambda x: np.asarray(x) + 0,
@@ -50,6 +52,10 @@ GOES_ON = {
     "number": lambda x: x.clone().__setitem__(x > 0, 1.0),
     "rows": lambda x: x.clone().__setitem__(x[:, 0] > 0, 1.0),
     "same device": lambda x: x.to(x.device),
+    "repeat": lambda x: torch.repeat_interleave(
+        x, torch.ones(WORLDS).long(), 0, output_size=WORLDS
+    ),
+    "inverse": lambda x: torch.linalg.inv_ex(torch.eye(2) + x[0, 0] * 0),
     "sample": lambda x: torch.multinomial(torch.ones(3), 1, replacement=True),
 }
 
