@@ -172,6 +172,10 @@ def _group_on_cpu() -> Any:
     global _group
     if "cpu:" in dist.get_backend_config():
         return None
-    if _group is None or _group[0] is not dist.group.WORLD:
-        _group = dist.group.WORLD, dist.new_group(backend="gloo")
+    world: Any = dist.group.WORLD
+    if _group is None or _group[0] is not world:
+        # A new group would wait for its own default of 30 minutes.
+        (device, *_) = world._device_types  # noqa: SLF001 - torch says it nowhere else
+        timeout = world._get_backend(device).options._timeout  # noqa: SLF001
+        _group = world, dist.new_group(backend="gloo", timeout=timeout)
     return _group[1]

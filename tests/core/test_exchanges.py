@@ -60,16 +60,18 @@ import time
 
 from marl_collect.core.ranks import Ranks
 
-if arguments[0] == "hang":
+if arguments[0] != "exit":
     dist.destroy_process_group()
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/soon", rank=rank, world_size=world_size,
         timeout=datetime.timedelta(seconds=3),
     )
+if arguments[0] == "hang with NCCL":
+    dist.get_backend_config = lambda group=None: "cuda:nccl"
 ranks = Ranks.of(None, None)
 ranks.gather(rank, "stats()")
 if rank == 1:
-    if arguments[0] == "hang":
+    if arguments[0] != "exit":
         time.sleep(20)
     os._exit(3)
 try:
@@ -81,7 +83,7 @@ os._exit(0)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("fault", ["exit", "hang"])
+@pytest.mark.parametrize("fault", ["exit", "hang", "hang with NCCL"])
 def test_a_rank_that_ends_or_hangs_is_an_error_of_the_others(
     fault: str, tmp_path: Path
 ) -> None:
