@@ -26,7 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "examples"
-KEPT = ROOT / "benchmarks" / "results" / "examples"
+COMMITTED = ROOT / "benchmarks" / "results" / "examples"
 PICTURES = ROOT / "docs" / "pictures"
 PAGE = ROOT / "docs" / "examples.md"
 BEGIN, END = "<!-- curves -->\n", "<!-- end of curves -->\n"
@@ -186,7 +186,7 @@ def run_and_read(command: list[str], frames: int, folder: Path) -> None:
 
 def packed(name: str) -> dict[str, Any]:
     """Return the committed seeds of a study, if its command is still the same."""
-    path = KEPT / f"{name}.json"
+    path = COMMITTED / f"{name}.json"
     if not path.exists():
         return {}
     packed_runs = json.loads(path.read_text("utf-8"))
@@ -207,8 +207,8 @@ def pack(name: str) -> None:
             seeds[folder.name] = {"seconds": seconds, "curve": columns}
     if len(seeds) >= STUDIES[name].seeds:
         packed_runs = {"command": STUDIES[name].command, "seeds": seeds}
-        KEPT.mkdir(parents=True, exist_ok=True)
-        (KEPT / f"{name}.json").write_text(
+        COMMITTED.mkdir(parents=True, exist_ok=True)
+        (COMMITTED / f"{name}.json").write_text(
             json.dumps(packed_runs, indent=1) + "\n", "utf-8"
         )
 
@@ -308,9 +308,9 @@ def write_page() -> None:
     rows, pictures = [], []
     for name in STUDIES:
         pack(name)
-        if not (KEPT / f"{name}.json").exists():
+        if not (COMMITTED / f"{name}.json").exists():
             continue
-        packed_runs = json.loads((KEPT / f"{name}.json").read_text("utf-8"))
+        packed_runs = json.loads((COMMITTED / f"{name}.json").read_text("utf-8"))
         draw(name, packed_runs)
         rows.append(row(name, packed_runs))
         pictures.append(f"![Curves of {name}](pictures/{name}.png)")

@@ -24,7 +24,7 @@ from marl_collect.training.results import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "reproduce"
-KEPT = ROOT / "benchmarks" / "results" / "reproduce"
+COMMITTED = ROOT / "benchmarks" / "results" / "reproduce"
 PAGE = ROOT / "docs" / "results.md"
 SEEDS: Final = 5
 _VALUES, _ON_POLICY = ("iql", "vdn", "qmix"), ("ippo", "mappo", "ia2c", "maa2c")
@@ -133,14 +133,14 @@ def cell_of(runs: Sequence[Run]) -> Cell:
     if any(run.best is None for run in runs) or len(frames) != 1:
         raise ValueError("The runs of a cell must be finished, with equal frames.")
     first = runs[0]
-    own = first.task.startswith("matrix/")
+    per_agent = first.task.startswith("matrix/")
     return Cell(
         first.task,
         first.setup,
         first.evaluations[-1].frames,
         statistics.fmean(sum(run.seconds.values()) for run in runs),
         [
-            [record.agent if own else record.team for record in run.evaluations]
+            [record.agent if per_agent else record.team for record in run.evaluations]
             for run in runs
         ],
     )
@@ -184,9 +184,9 @@ def pack() -> None:
         name = name_of(task, algorithm)
         runs = finished(RUNS / name)
         if len(runs) == SEEDS:
-            KEPT.mkdir(parents=True, exist_ok=True)
+            COMMITTED.mkdir(parents=True, exist_ok=True)
             text = json.dumps(vars(cell_of(runs)), separators=(",", ":"))
-            (KEPT / f"{name}.json").write_text(text + "\n")
+            (COMMITTED / f"{name}.json").write_text(text + "\n")
 
 
 _PAGE = """# Published results
@@ -287,9 +287,9 @@ def _compared(cell: Cell, reference: Reference | None) -> str:
     return f"{reference.value:.2f}: {verdict}"
 
 
-def kept() -> list[Cell]:
+def committed() -> list[Cell]:
     """Return the committed cells, in the order of `CELLS`."""
-    paths = [KEPT / f"{name_of(*cell)}.json" for cell in CELLS]
+    paths = [COMMITTED / f"{name_of(*cell)}.json" for cell in CELLS]
     data: list[Any] = [json.loads(path.read_text()) for path in paths if path.exists()]
     return [Cell(**entry) for entry in data]
 
@@ -306,7 +306,7 @@ def main() -> int:
     if arguments.command == "run":
         return run_cells(arguments.word, arguments.jobs)
     pack()
-    PAGE.write_text(page(kept()))
+    PAGE.write_text(page(committed()))
     return 0
 
 

@@ -28,7 +28,7 @@ from marl_collect.training.run_folder import EVALUATIONS, RESULT
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "setups"
-KEPT = ROOT / "benchmarks" / "results" / "setups"
+COMMITTED = ROOT / "benchmarks" / "results" / "setups"
 PAGE = ROOT / "docs" / "comparison.md"
 SMALL = {CONFIG, EVALUATIONS, RESULT, RANDOM}
 
@@ -170,7 +170,7 @@ def pack(name: str) -> None:
 
 def packed(name: str) -> Path:
     """Return the committed file of a study."""
-    return KEPT / f"{name}.json"
+    return COMMITTED / f"{name}.json"
 
 
 def unpack(name: str, folder: Path) -> None:

@@ -192,7 +192,7 @@ class Served:
                 process.stdin.write(f"{seconds}\n".encode())
                 process.stdin.flush()
             except OSError:
-                raise FailedError(self._told("ended")) from None
+                raise FailedError(self._with_log("ended")) from None
         end = time.monotonic() + timeout
         answers = [self._answer(p, end - time.monotonic()) for p in self._processes]
         return together(answers)
@@ -206,17 +206,17 @@ class Served:
             selector.register(source, selectors.EVENT_READ)
             while b"\n" not in buffered:
                 if not selector.select(max(0.0, end - time.monotonic())):
-                    raise FailedError(self._told(f"no answer in {timeout:.0f} s"))
+                    raise FailedError(self._with_log(f"no answer in {timeout:.0f} s"))
                 received = os.read(source, 1 << 16)
                 if not received:
-                    raise FailedError(self._told("ended"))
+                    raise FailedError(self._with_log("ended"))
                 buffered += received
         line, _, remainder = buffered.partition(b"\n")
         self._buffers[source] = remainder
         answer: Answer = json.loads(line)
         return answer
 
-    def _told(self, problem: str) -> str:
+    def _with_log(self, problem: str) -> str:
         """Return a message with the last lines of stderr that say something."""
         self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, self._log.tell() - 4000))

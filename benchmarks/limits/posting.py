@@ -45,16 +45,16 @@ class Posting:
         ]
         self._done = Semaphore(memory, count * NBYTES, fresh=True, spin=spin)
         turns = memoryview(memory)[(count + 1) * NBYTES :].cast("q")
-        self._asked, self._taken = turns[:count], turns[count:]
+        self._requests, self._taken = turns[:count], turns[count:]
         context = mp.get_context("fork")
         for index, go in enumerate(self._go):
             common = (os.getpid(), index, build, go, self._done)
-            flags = (self._asked, self._taken)
+            flags = (self._requests, self._taken)
             context.Process(target=_serve, args=(*common, *flags), daemon=True).start()
 
     def step(self) -> None:
         """Have all of them take a step, and wait for the last one."""
-        requests = self._asked
+        requests = self._requests
         for index in range(len(requests)):
             requests[index] += 1
         for go in self._go:

@@ -110,9 +110,9 @@ class JaxMarlEnv(BatchedEnv):
         # Without its 64-bit mode, PRNGKey uses 32 bits of a seed.
         if self.simulator_device is None:
             seeds = seeds.astype(np.uint32)
-        new, seen = self._reset(_given(seeds))
+        new, seen = self._reset(_to_jax(seeds))
         if which is not None:
-            new = self._renew(_given(which), new, self._worlds_now)
+            new = self._renew(_to_jax(which), new, self._worlds_now)
         self._worlds_now = new
         return self._observations(seen)
 
@@ -120,7 +120,7 @@ class JaxMarlEnv(BatchedEnv):
     def advance(self, actions: Mapping[str, Any]) -> Step:
         self._worlds_now, seen, rewards, terminated = self._step(
             self._worlds_now,
-            {group: _given(action) for group, action in actions.items()},
+            {group: _to_jax(action) for group, action in actions.items()},
         )
         return Step(
             self._observations(seen), self._taken(rewards), self._taken(terminated)
@@ -178,7 +178,7 @@ class JaxMarlEnv(BatchedEnv):
         }
 
 
-def _given(value: Any) -> Any:
+def _to_jax(value: Any) -> Any:
     """Return what JAX takes of an array, which numpy or torch has."""
     if isinstance(value, np.ndarray):
         return value

@@ -21,7 +21,7 @@ from marl_collect.errors import MissingPackageError
 
 _PACKAGE = "meltingpot"
 _lock = threading.RLock()
-_kept: dict[str, ModuleType] = {}
+_modules: dict[str, ModuleType] = {}
 
 
 @contextlib.contextmanager
@@ -40,13 +40,15 @@ def meltingpot_modules() -> Iterator[None]:
             return
         spec = _require_meltingpot()
         # The top package, without running its code.
-        sys.modules.update(_kept or {_PACKAGE: importlib.util.module_from_spec(spec)})
+        sys.modules.update(
+            _modules or {_PACKAGE: importlib.util.module_from_spec(spec)}
+        )
         try:
             yield
         finally:
             for name in [*sys.modules]:
                 if name.partition(".")[0] == _PACKAGE:
-                    _kept[name] = sys.modules.pop(name)
+                    _modules[name] = sys.modules.pop(name)
 
 
 def import_meltingpot() -> Any:

@@ -172,8 +172,8 @@ class PettingZooBase(MultiAgentEnv):
         def __getattr__(self, name: str) -> Any:
             """Return a public attribute of the PettingZoo environment."""
             env = self.__dict__.get("_env")
-            own = name.startswith("_") or hasattr(type(self), name)
-            if own or not hasattr(env, name):
+            ours = name.startswith("_") or hasattr(type(self), name)
+            if ours or not hasattr(env, name):
                 return super().__getattr__(name)
             return getattr(env, name)
 

@@ -54,7 +54,7 @@ Cache = Annotated[
 ]
 
 
-def given(context: typer.Context) -> list[str]:
+def typed_arguments(context: typer.Context) -> list[str]:
     """Return the arguments that the user has typed, such as ``TASK`` or ``--seeds``."""
     typed = []
     for parameter in context.command.params:

@@ -177,7 +177,8 @@ class _Job:
         assert self._writer is not None
         if self._upload is not None and self._upload.error is not None:
             raise fail(
-                f"{self._upload.error}\nNot everything could be copied. {self._kept()}"
+                f"{self._upload.error}\nNot everything could be copied. "
+                f"{self._complete_frames()}"
             )
         frames, episodes = self._writer.frames, self._episodes
         if quiet:
@@ -215,7 +216,7 @@ class _Job:
 
     def report_interruption(self) -> None:
         """Print what was kept after a signal."""
-        err.print(f"Interrupted: {self._kept()}", soft_wrap=True)
+        err.print(f"Interrupted: {self._complete_frames()}", soft_wrap=True)
 
     def report_failure(self, error: BaseException) -> None:
         """Print what went wrong and what was kept.
@@ -233,9 +234,9 @@ class _Job:
         message = explain(error, self._what.task, self._what.env_kwargs)
         if self._writer is None:
             raise fail(message, USER_ERROR) from error
-        raise fail(f"{message}\n{self._kept()}") from error
+        raise fail(f"{message}\n{self._complete_frames()}") from error
 
-    def _kept(self) -> str:
+    def _complete_frames(self) -> str:
         frames = 0 if self._writer is None else self._writer.frames
         if not frames:
             return "no batch was complete, so nothing was written."

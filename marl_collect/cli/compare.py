@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from marl_collect.cli.arguments import Settings, given
+from marl_collect.cli.arguments import Settings, typed_arguments
 from marl_collect.cli.comparing import CompareRequest, run, show_report, show_settings
 from marl_collect.cli.consoles import USER_ERROR, fail, user_errors
 from marl_collect.cli.tasks import parse_settings
@@ -128,7 +128,7 @@ def compare(  # noqa: PLR0913 - one argument per option
     Example: `marl-collect compare simple_spread_v3 --frames 200000 --seeds 2`
     """
     if report is not None:
-        if others := [name for name in given(context) if name != "--report"]:
+        if others := [name for name in typed_arguments(context) if name != "--report"]:
             raise fail(
                 f"--report trains nothing: omit {', '.join(others)}.", USER_ERROR
             )

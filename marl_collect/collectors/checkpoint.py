@@ -184,7 +184,7 @@ def _shapes(weights: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_numbering(
-    saved: Mapping[str, int | None], own: Mapping[str, int | None]
+    saved: Mapping[str, int | None], current: Mapping[str, int | None]
 ) -> None:
     """Check that a state is resumed with the numbers of environments it was saved with.
 
@@ -195,22 +195,22 @@ def check_numbering(
         ValueError: if rank, number of ranks or ``worker_idx`` differ.
     """
     ranks = ("rank", "world_size")
-    indices = {saved["worker_idx"], own["worker_idx"]} - {None}
-    if any(saved[name] != own[name] for name in ranks) or len(indices) > 1:
+    indices = {saved["worker_idx"], current["worker_idx"]} - {None}
+    if any(saved[name] != current[name] for name in ranks) or len(indices) > 1:
         raise ValueError(
-            f"The state was saved by {_numbered(saved)}, but this is {_numbered(own)}, "
-            "whose environments are numbered differently: resume each collector from "
-            "its own state, on as many ranks."
+            f"The state was saved by {_numbered(saved)}, but this is "
+            f"{_numbered(current)}, whose environments are numbered differently: "
+            "resume each collector from its own state, on as many ranks."
         )
 
 
-def check_level(saved: int | None, own: int | None) -> None:
+def check_level(saved: int | None, current: int | None) -> None:
     """Check that a state has the level of a curriculum if the collector has one.
 
     Raises:
         ValueError: if only one of them has a curriculum.
     """
-    if (saved is None) != (own is None):
+    if (saved is None) != (current is None):
         which = "state, but not the collector,"
         if saved is None:
             which = "collector, but not the state,"

@@ -201,11 +201,11 @@ class Delivery:
     def _concatenated(
         self, batch: TensorDictBase, sizes: Sequence[int], how: Literal["stack", 0, -1]
     ) -> TensorDictBase:
-        each = sizes[0]
-        stacked = batch.reshape(len(sizes), each, batch.shape[-1])
+        rows = sizes[0]
+        stacked = batch.reshape(len(sizes), rows, batch.shape[-1])
         if how == "stack":
-            return stacked if each > 1 else batch
-        if each == 1:
+            return stacked if rows > 1 else batch
+        if rows == 1:
             flat = batch.reshape(-1)
             return flat[flat.get(VALID)] if self._options.ragged else flat
         if how == 0:

@@ -188,7 +188,7 @@ def build_singles(
 
 
 def check_alike(
-    expected: EnvDescription, found: EnvDescription, who: str, reference: str
+    expected: EnvDescription, actual: EnvDescription, who: str, reference: str
 ) -> None:
     """Check that two environments can be in the same batch.
 
@@ -198,7 +198,7 @@ def check_alike(
         ValueError: if a key, the agents of a group, the number of actions, or the rule
             by which episodes end differs. The message names the first one.
     """
-    a, b = _alike(expected), _alike(found)
+    a, b = _alike(expected), _alike(actual)
     for name in [*a, *(n for n in b if n not in a)]:
         if a.get(name) != b.get(name):
             raise ValueError(
@@ -233,19 +233,19 @@ def warn_if_pinned(description: EnvDescription, environments: int) -> None:
 
 
 def _deal(
-    given: list[Factory], num_workers: int | None, envs_per_worker: int
+    factories: list[Factory], num_workers: int | None, envs_per_worker: int
 ) -> list[list[Factory]]:
-    workers = len(given) if num_workers is None else num_workers
-    if workers == len(given):
-        return [[factory] * envs_per_worker for factory in given]
-    share, left = divmod(len(given), workers)
+    workers = len(factories) if num_workers is None else num_workers
+    if workers == len(factories):
+        return [[factory] * envs_per_worker for factory in factories]
+    share, left = divmod(len(factories), workers)
     if left or envs_per_worker not in (1, share):
         raise ValueError(
-            f"create_env_fn has {len(given)} factories, which does not match "
+            f"create_env_fn has {len(factories)} factories, which does not match "
             f"num_workers={workers} and envs_per_worker={envs_per_worker}. Pass one "
             "factory per worker, or one per environment."
         )
-    return [given[i * share : (i + 1) * share] for i in range(workers)]
+    return [factories[i * share : (i + 1) * share] for i in range(workers)]
 
 
 def _kwargs(kwargs: Kwargs, workers: int) -> list[Mapping[str, Any]]:

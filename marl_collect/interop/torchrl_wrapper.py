@@ -34,8 +34,8 @@ class _Wrapper(TensorDictEnv):
     _groups: Mapping[str, Places]
     _now: TensorDictBase
 
-    def _own(self, env: EnvBase, *, repeats: bool, seeded: bool) -> EnvDescription:
-        """Own ``env``, and return its description.
+    def _adopt(self, env: EnvBase, *, repeats: bool, seeded: bool) -> EnvDescription:
+        """Wrap ``env``, and return its description.
 
         Args:
             env: the wrapped environment.
@@ -178,7 +178,7 @@ class TorchRLWrapper(_Wrapper, MultiAgentEnv):
                 "TorchRLWrapper expects an environment of TorchRL, but got "
                 f"{env!r} of type {type(env).__name__}."
             )
-        self._description = self._own(env, repeats=repeats, seeded=repeats)
+        self._description = self._adopt(env, repeats=repeats, seeded=repeats)
 
     @property
     def description(self) -> EnvDescription:
@@ -290,7 +290,7 @@ class TorchRLWorlds(_Wrapper, BatchedEnv):
                 f"{type(env).__name__} has the batch size {list(env.batch_size)}. "
                 "Build it with one dimension, such as num_envs=K."
             )
-        description = self._own(env, repeats=False, seeded=seeded)
+        description = self._adopt(env, repeats=False, seeded=seeded)
         super().__init__(description, env.batch_size[0])
 
     @override

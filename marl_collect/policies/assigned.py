@@ -59,14 +59,14 @@ class AssignedPolicies(nn.Module):
         check_function("assign", assign, "assign(seed, agents)", result)
         self.assign = assign
         self.names: tuple[str, ...] = ()
-        self._given: tuple[str, ...] = ()
+        self._policy_names: tuple[str, ...] = ()
         self._places: dict[str, tuple[str, int | None]] = {}
         for name, policy in policies.items():
             self._check_name(name)
             _check_policy(name, policy)
             wrapped = policy if isinstance(policy, nn.Module) else Called(policy)
             self.add_module(name, wrapped)
-        self._given = tuple(policies)
+        self._policy_names = tuple(policies)
         places: list[tuple[str, int | None]] = []
         for name, policy in policies.items():
             pooled = isinstance(policy, PolicyPool)
@@ -97,11 +97,11 @@ class AssignedPolicies(nn.Module):
 
     def module(self, name: str) -> nn.Module:
         """Return the submodule of this name, ``Called`` for a callable."""
-        if name in self._given:
+        if name in self._policy_names:
             policy: nn.Module = getattr(self, name)
             return policy
         if name not in self._places:
-            names = list(dict.fromkeys((*self._given, *self.names)))
+            names = list(dict.fromkeys((*self._policy_names, *self.names)))
             raise KeyError(f"There is no policy {name!r}: found {names}.")
         pool, place = self._places[name]
         return getattr(self, pool).members[place]
@@ -156,7 +156,8 @@ class AssignedPolicies(nn.Module):
                 warn(
                     f"The games against versions of {name!r} are not counted, so its "
                     "rules treat all versions alike: the policy of the pool is none of "
-                    f"the policies {list(self._given)}. Pass the same module to both: "
+                    f"the policies {list(self._policy_names)}. Pass the same module to "
+                    "both: "
                     'policies={"main": net, "past": PolicyPool(net)}.'
                 )
             played = [
@@ -210,10 +211,10 @@ class AssignedPolicies(nn.Module):
             )
         known = {name: index for index, name in enumerate(self.names)}
         for name in set(chosen.values()) - known.keys():
-            if name not in self._given:
+            if name not in self._policy_names:
                 raise PolicyError(
                     f"{where}, but there is no policy {name!r}: found "
-                    f"{[*dict.fromkeys((*self._given, *known))]}."
+                    f"{[*dict.fromkeys((*self._policy_names, *known))]}."
                 )
             # One version for all agents of an episode that have this pool.
             known[name] = known[f"{name}_{getattr(self, name).pick(seed)}"]

@@ -339,25 +339,25 @@ class _Run:
         (self._group,) = description.groups
         self._n_agents = memory[self._group, "done"].shape[1]
         self._size = size = module.size
-        self._own = allocate(description.row(), (size,))
+        self._packed = allocate(description.row(), (size,))
         for key in description.observed():
             # Something to probe the policy with.
             source = memory[key][:1, :1] if key[0] == self._group else memory[key][:1]
-            self._own[key][...] = source
+            self._packed[key][...] = source
         self._module = module
         self.runner = FusedRunner(module, description, module.how)
         if probed is not None:
             module.probed = probed
         else:
             with _code_of_users():  # The probe has worked for the whole policy.
-                self.runner.probe(self._own)
+                self.runner.probe(self._packed)
         signature = self.runner.signature
-        self._own |= allocate(signature.memory(description), (size,))
-        self.runner.bind(self._own)
+        self._packed |= allocate(signature.memory(description), (size,))
+        self.runner.bind(self._packed)
         read = input_keys(module.policy)
         self._read = [
             key
-            for key in self._own
+            for key in self._packed
             if any(key[: len(prefix)] == prefix for prefix in read)
         ]
         self._written = [*signature.outputs, *signature.carried]
@@ -410,7 +410,7 @@ class _Run:
         self, key: Key, rows: list[tuple[int, int]], memory: Row
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """Yield the memory of each row here and in the step loop."""
-        ours, theirs = self._own[key], memory[key]
+        ours, theirs = self._packed[key], memory[key]
         of_agents = key[0] == self._group
         for row, (k, i) in enumerate(rows):
             if of_agents:

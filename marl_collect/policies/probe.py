@@ -118,9 +118,9 @@ def state_shapes(policy: Any) -> dict[Key, tuple[int, ...]]:
     shapes: dict[Key, tuple[int, ...]] = {}
     modules = policy.modules() if isinstance(policy, nn.Module) else (policy,)
     for module in modules:
-        told = getattr(module, "state_shapes", None)
-        if isinstance(told, Mapping):
-            shapes |= {key_path(key): tuple(shape) for key, shape in told.items()}
+        declared = getattr(module, "state_shapes", None)
+        if isinstance(declared, Mapping):
+            shapes |= {key_path(key): tuple(shape) for key, shape in declared.items()}
     return shapes
 
 
@@ -164,22 +164,22 @@ class _Probe:
         }
         self._wanted = input_keys(policy)
         self._declared = output_keys(policy)
-        self._told = state_shapes(policy)
+        self._state_shapes = state_shapes(policy)
         self._state_dtype = state_dtype(policy)
         self._needs_init = any(
             key == IS_INIT or key[-1:] == IS_INIT for key in self._init_keys(policy)
         )
 
     def result(self) -> ProbeResult:
-        told = {
+        states = {
             key: torch.zeros(self._size, *shape, dtype=self._state_dtype, device="cpu")
-            for key, shape in self._told.items()
+            for key, shape in self._state_shapes.items()
             if key in self._unprovided() or ("next", *key) in self._declared
         }
         try:
-            first = self._call(told, begins=True)
+            first = self._call(states, begins=True)
         except Exception as error:
-            self._explain(error, told)
+            self._explain(error, states)
             shapes = ", ".join(
                 f"{'/'.join(key)} {list(tensor.shape)}"
                 for key, tensor in self._observed.items()
@@ -190,7 +190,7 @@ class _Probe:
                 f"[environments, agents, ...] in a group: {shapes}."
             )
             raise
-        self._check_provided(first, told)
+        self._check_provided(first, states)
         # The next frame: states and outputs at the root have values now.
         states = {
             key[1:]: torch.zeros_like(value)
@@ -204,7 +204,7 @@ class _Probe:
         }
         second = self._call(left | states, begins=False)
         self._check_alike(first, second)
-        result = self._probe_result(first, second, told.keys())
+        result = self._probe_result(first, second, states.keys())
         self._check_actions(result.signature.outputs)
         return result
 
@@ -238,7 +238,7 @@ class _Probe:
         versions = {key: tensor._version for key, tensor in inputs.items()}
         tensordict = assemble(inputs, (self._size,), self._n_agents)
         notes = _Notes(inputs)
-        watch(tensordict, notes.asked)
+        watch(tensordict, notes.looked_up)
         with notes:
             out = self._acting(tensordict)
         if out is not None and not is_tensor_collection(out):
@@ -270,7 +270,9 @@ class _Probe:
         notes.forget()
         del tensordict, out, left, written
         held = _is_held(inputs)
-        return _Call(values, frozenset(removed), notes.asked, notes.read, changed, held)
+        return _Call(
+            values, frozenset(removed), notes.looked_up, notes.read, changed, held
+        )
 
     def _is_copy(self, key: Key, tensor: Any, before: Tensors) -> bool:
         """Return whether an entry of a TensorDict that was copied is not changed.
@@ -332,12 +334,12 @@ class _Probe:
         }
 
     def _probe_result(
-        self, first: "_Call", second: "_Call", told: Collection[Key]
+        self, first: "_Call", second: "_Call", provided: Collection[Key]
     ) -> ProbeResult:
         description = self._description
         observed, actions = description.observed(), description.actions()
         values = self._stored(first) | self._stored(second)
-        read = first.asked | first.read | second.read | self._wanted | set(told)
+        read = first.looked_up | first.read | second.read | self._wanted | set(provided)
         # A key written both at the root and under "next", but not read, is no state.
         ahead = {key[1:] for key in values if key[0] == "next"}
         states = {key for key in ahead if key in read or key not in values}
@@ -490,7 +492,7 @@ class _Call:
     Attributes:
         written: outputs by key, on the CPU.
         removed: inputs that it removed.
-        asked: keys that it looked up, present or not.
+        looked_up: keys that it looked up, present or not.
         read: inputs that it used in an operation.
         changed: inputs that it replaced, removed or wrote to.
         held: whether it kept a reference to an input.
@@ -498,7 +500,7 @@ class _Call:
 
     written: dict[Key, torch.Tensor]
     removed: frozenset[Key]
-    asked: set[Key]
+    looked_up: set[Key]
     read: set[Key]
     changed: set[Key]
     held: bool
@@ -510,13 +512,13 @@ class _Notes(OperationObserver):
     Copies and views are tracked; making one does not count as reading the input.
 
     Attributes:
-        asked: keys that were looked up in the TensorDict, present or not.
+        looked_up: keys that were looked up in the TensorDict, present or not.
         read: keys of inputs that an operation read.
     """
 
     def __init__(self, inputs: Tensors) -> None:
         super().__init__()
-        self.asked: set[Key] = set()
+        self.looked_up: set[Key] = set()
         self.read: set[Key] = set()
         self._keys = {
             memory: key for key, tensor in inputs.items() for memory in _memory(tensor)
@@ -556,28 +558,28 @@ class _Notes(OperationObserver):
 _COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)  # noqa: SLF001
 
 
-def watch(tensordict: TensorDict, asked: set[Key], prefix: Key = ()) -> None:
-    """Add every key that is looked up in ``tensordict`` from now on to ``asked``."""
+def watch(tensordict: TensorDict, looked_up: set[Key], prefix: Key = ()) -> None:
+    """Add every key looked up in ``tensordict`` from now on to ``looked_up``."""
     content = tensordict._tensordict  # noqa: SLF001 - has no public accessor
     for name, value in content.items():
         if isinstance(value, TensorDict):
-            watch(value, asked, (*prefix, name))
-    tensordict._tensordict = _Watched(content, prefix, asked)  # noqa: SLF001
+            watch(value, looked_up, (*prefix, name))
+    tensordict._tensordict = _Watched(content, prefix, looked_up)  # noqa: SLF001
 
 
 class _Watched(dict[str, Any]):
     """The content of a TensorDict; records keys that are looked up before being set."""
 
     def __init__(
-        self, content: Mapping[str, Any], prefix: Key, asked: set[Key]
+        self, content: Mapping[str, Any], prefix: Key, looked_up: set[Key]
     ) -> None:
         super().__init__(content)
-        self._prefix, self._asked = prefix, asked
+        self._prefix, self._looked_up = prefix, looked_up
         self._set: set[object] = set()
 
     def _ask(self, name: object) -> None:
         if name not in self._set:
-            self._asked.add((*self._prefix, str(name)))
+            self._looked_up.add((*self._prefix, str(name)))
 
     def __getitem__(self, name: str) -> Any:
         self._ask(name)

@@ -286,10 +286,10 @@ def is_stopped(pid: int) -> bool:
     return False
 
 
-_told: Final = set[str]()
+_warned: Final = set[str]()
 
 
 def _warn_once(message: str) -> None:
-    if message not in _told:
-        _told.add(message)
+    if message not in _warned:
+        _warned.add(message)
         _LOG.warning(message)

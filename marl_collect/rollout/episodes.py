@@ -173,8 +173,8 @@ class RunningEpisodes:
         self._index = np.array(plan.environments, np.int64)
         self._given_counts = np.array([len(s) for s in plan.given_seeds], np.int64)
         most = max(self._given_counts, default=0)
-        self._given = np.zeros((len(self._given_counts), most), np.int64)
-        for row, seeds in zip(self._given, plan.given_seeds, strict=True):
+        self._given_seeds = np.zeros((len(self._given_counts), most), np.int64)
+        for row, seeds in zip(self._given_seeds, plan.given_seeds, strict=True):
             row[: len(seeds)] = seeds
         self._numbers = np.array(plan.episodes or (-1,) * size, np.int64)
         self._lengths = np.zeros(size, np.int64)
@@ -265,9 +265,9 @@ class RunningEpisodes:
             self._seeds = episode_seeds(self.plan.seed, self._index[:, None], episodes)
             ahead = numbers - self._first_seed[rows]
         seeds: NDArray[np.int64] = self._seeds[rows, ahead]
-        if len(self._given):
+        if len(self._given_seeds):
             has_seed = numbers < self._given_counts[rows]
-            seeds[has_seed] = self._given[rows[has_seed], numbers[has_seed]]
+            seeds[has_seed] = self._given_seeds[rows[has_seed], numbers[has_seed]]
         return seeds
 
     def enter(self) -> None:

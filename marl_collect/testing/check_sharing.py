@@ -114,21 +114,21 @@ def _causes(
     run: list[Snapshot],
 ) -> Iterator[str]:
     """Yield what the environments share, as far as it can be found."""
-    found = False
+    shares = False
     for generator in _generators():
         with _undisturbed():
             drawn = [(frame, generator.draw())[0] for frame in plays[0].frames(seed)]
         if list(differences(run, drawn)):
-            found = True
+            shares = True
             yield (
                 f"They draw from {generator.name}: build a generator in reset(seed), "
                 "such as `self.random = np.random.default_rng(seed)`."
             )
     names = [*_in_both(pair), *_changing(pair[0], plays[0], seed)]
     if names:
-        found = True
+        shares = True
         yield f"They share what changes in an episode: {', '.join(names)}."
-    if not found:
+    if not shares:
         yield _ELSEWHERE
 
 

@@ -75,7 +75,7 @@ class Checkpoint:
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        self._given = rank, world_size
+        self._rank_arguments = rank, world_size
         self._ranks = Ranks.of(rank, world_size)
         self._connected = self._ranks.connected
         self._root = Path(folder)
@@ -182,7 +182,7 @@ class Checkpoint:
         if self._connected:
             self._load_with_all()
         elif self._resume:
-            for path, state in self._found().values():
+            for path, state in self._checkpoints().values():
                 self._load(path, state)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._interruption.__enter__()
@@ -203,7 +203,7 @@ class Checkpoint:
                 path = self._folder / LAST
             self._end(path)
 
-    def _found(self) -> dict[_Moment, tuple[Path, Any]]:
+    def _checkpoints(self) -> dict[_Moment, tuple[Path, Any]]:
         """Return the checkpoints of this rank, the newest first, with their contents.
 
         Raises:
@@ -211,7 +211,7 @@ class Checkpoint:
                 only.
         """
         _check_folders(self._root, self._folder, self._ranks)
-        found = {}
+        checkpoints = {}
         paths = _files(self._folder) if self._connected else [self._folder / LAST]
         for path in paths:
             if path.exists():
@@ -220,8 +220,8 @@ class Checkpoint:
                     raise ValueError(
                         f"{path} is not of a Checkpoint: choose another folder."
                     )
-                found[state["run"], state["number"]] = path, state
-        return found
+                checkpoints[state["run"], state["number"]] = path, state
+        return checkpoints
 
     def _load_with_all(self) -> None:
         """Agree on a run with all ranks, and load the newest checkpoint that all have.
@@ -229,12 +229,12 @@ class Checkpoint:
         Its number alone does not say that all ranks wrote it at the same time: it may
         be of a run that went on from an earlier checkpoint on one of them.
         """
-        found: dict[_Moment, tuple[Path, Any]] = {}
+        checkpoints: dict[_Moment, tuple[Path, Any]] = {}
 
         def look() -> tuple[str, bool, list[_Moment]]:
             if self._resume:
-                found.update(self._found())
-            return token_hex(4), self._resume, list(found)
+                checkpoints.update(self._checkpoints())
+            return token_hex(4), self._resume, list(checkpoints)
 
         looks = self._ranks.together(look, "Checkpoint()")
         runs, resuming, of_ranks = zip(*looks, strict=True)
@@ -249,7 +249,7 @@ class Checkpoint:
         common = {(run, number) for run, number in of_all if run}
         if common:
             newest = next(moment for moment in of_ranks[0] if moment in common)
-            load = partial(self._load, *found[newest])
+            load = partial(self._load, *checkpoints[newest])
             self._ranks.together(load, "Checkpoint(resume=True)")
         elif any(of_ranks):
             lists = "; ".join(
@@ -286,7 +286,7 @@ class Checkpoint:
         Raises:
             RuntimeError: if they were connected or disconnected since then.
         """
-        ranks = Ranks.of(*self._given)
+        ranks = Ranks.of(*self._rank_arguments)
         if (ranks, ranks.connected) != (self._ranks, self._connected):
             raise RuntimeError(
                 "torch.distributed has connected or disconnected the ranks since this "

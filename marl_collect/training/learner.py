@@ -284,8 +284,8 @@ class Learner(abc.ABC):
         for parts in (copy.deepcopy(modules), modules):  # The copies may be refused.
             for name, net in parts.items():
                 net.load_state_dict(state["networks"][name])
-        own = {"param_groups": self.optimizer.state_dict()["param_groups"]}
-        self.optimizer.load_state_dict({**state["optimizer"], **own})
+        groups = {"param_groups": self.optimizer.state_dict()["param_groups"]}
+        self.optimizer.load_state_dict({**state["optimizer"], **groups})
         self.updates = state["updates"]
         self.frames = state["frames"]
         self._moments.clear()
@@ -389,8 +389,8 @@ class Learner(abc.ABC):
         norms = torch.stack([clip(part, max_grad_norm) for part in parts])
         norm = torch.linalg.vector_norm(norms)
         # As gradient scalers tell it: fused optimisers then leave the weights.
-        found = (~norm.isfinite()).float()
-        self.optimizer.found_inf = found  # type: ignore[attr-defined]
+        nonfinite = (~norm.isfinite()).float()
+        self.optimizer.found_inf = nonfinite  # type: ignore[attr-defined]
         self.optimizer.step()
         self.updates += 1
         return logged | {"grad_norm": norm}

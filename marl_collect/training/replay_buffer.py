@@ -187,17 +187,17 @@ class ReplayBuffer:
             ValueError: if it is of a buffer with other arguments; says which.
         """
         kinds = {True: "episodes", False: "frames"}
-        saved, own = (
+        saved, current = (
             f"has value.buffer_frames={frames} and replays {kinds[whole]}"
             for frames, whole in (
                 (state["frames"], state["whole"]),
                 (self.frames, self.whole),
             )
         )
-        if saved != own:
+        if saved != current:
             raise ValueError(
-                f"The saved replay buffer {saved}, but this one {own}. Use the options "
-                "with which it was saved."
+                f"The saved replay buffer {saved}, but this one {current}. Use the "
+                "options with which it was saved."
             )
 
     @property

@@ -61,13 +61,13 @@ def _forward(
     product = Tensor.addmm_ if matrix.ndim == 2 else Tensor.baddbmm_
     views = [out, new, gates, gates[..., joint], *gates.chunk(3, -1)]
     resets = () if keep is None else keep.unbind(0)
-    kept = () if before is None else before.unbind(0)
+    carried = () if before is None else before.unbind(0)
     h = first
     for step, (after, candidate, whole, both, reset, update, h_new) in enumerate(
         zip(*(view.unbind(0) for view in views), strict=True)
     ):
         if resets:
-            h = torch.mul(h, resets[step], out=kept[step] if kept else None)
+            h = torch.mul(h, resets[step], out=carried[step] if carried else None)
         product(whole, h, matrix)
         both.sigmoid_()
         candidate.addcmul_(reset, h_new).tanh_()
@@ -161,7 +161,7 @@ def _recorded_gradient(
         h = gru_step(features, multiply(bias, h, matrix), h)
         states.append(h)
     wanted = [t for t, need in zip(inputs, needed, strict=True) if need]
-    found = iter(
+    gradients = iter(
         torch.autograd.grad(torch.stack(states), wanted, grad, create_graph=True)
     )
-    return tuple(next(found) if need else None for need in needed)
+    return tuple(next(gradients) if need else None for need in needed)

@@ -123,4 +123,4 @@ def test_the_page_has_the_frames_of_runs_on_matrix_games() -> None:
 
 
 def test_the_committed_page_is_of_the_committed_cells() -> None:
-    assert reproduce.PAGE.read_text() == page(reproduce.kept())
+    assert reproduce.PAGE.read_text() == page(reproduce.committed())
