@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, final
 
 import torch
+from gymnasium import spaces
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
@@ -23,6 +24,7 @@ from marl_collect.models.group_network import (
     identities,
     recurrent_networks,
 )
+from marl_collect.models.last_action import LastAction
 from marl_collect.models.layers.inputs import Leaf
 from marl_collect.models.mlp import MultiAgentMLP
 from marl_collect.models.policy import description_of
@@ -39,7 +41,9 @@ _OPTIONS = {
 }
 
 
-def make_critic(what: Any, **options: Any) -> TensorDictModuleBase:
+def make_critic(
+    what: Any, *, actions: bool = False, **options: Any
+) -> TensorDictModuleBase:
     """Build a critic that writes ``(group, "state_value")`` ``[*B, n, 1]``.
 
     Vectors, images, categories, and Dict and Tuple spaces of these are read as
@@ -60,6 +64,9 @@ def make_critic(what: Any, **options: Any) -> TensorDictModuleBase:
     Args:
         what: an environment, an environment factory (called once in its own process),
             or the result of ``describe(factory)``.
+        actions: whether the critic also reads ``(group, "action")``, of Box spaces, of
+            each agent whose observation it reads. It then writes ``(group,
+            "state_action_value")``, and has no ``CrossGroupCritic``.
         **options: those of ``PolicyOptions`` that configure networks: ``centralised``,
             ``share_params``, ``agent_ids``, ``num_cells``, ``activation_class``,
             ``recurrent``, ``hidden_size``, ``num_layers``, ``conv``, ``device``,
@@ -67,7 +74,8 @@ def make_critic(what: Any, **options: Any) -> TensorDictModuleBase:
             the agents without ``agent_ids``.
 
     Raises:
-        TypeError: for an unknown option, or an observation space without a network.
+        TypeError: for an unknown option, an observation space without a network, or
+            actions that are not Box.
         ValueError: for options that contradict each other.
     """
     unknown = sorted(options.keys() - _OPTIONS)
@@ -87,6 +95,14 @@ def make_critic(what: Any, **options: Any) -> TensorDictModuleBase:
         name: agent_leaves(name, group, chosen)
         for name, group in description.groups.items()
     }
+    for name, group in description.groups.items() if actions else ():
+        if not isinstance(group.action, spaces.Box):
+            raise TypeError(
+                f"actions=True needs Box actions, but {name} acts in {group.action}."
+            )
+        leaf = LastAction.of(name, group).leaf
+        leaves[name].append(replace(leaf, key=(name, "action")))
+    out = "state_action_value" if actions else "state_value"
     plain = all(len(arrays) == 1 and arrays[0].is_plain for arrays in leaves.values())
     device = torch.get_default_device() if chosen.device is None else chosen.device
     with float32_on(device):
@@ -94,7 +110,7 @@ def make_critic(what: Any, **options: Any) -> TensorDictModuleBase:
         if chosen.centralised and plain and not memory_or_set:
             return _cross_critic(description, leaves, chosen)
         modules = [
-            _group_critic(name, description, leaves, chosen)
+            _group_critic(name, description, leaves, chosen, (name, out))
             for name in description.groups
         ]
     return modules[0] if len(modules) == 1 else TensorDictSequential(*modules)
@@ -263,6 +279,7 @@ def _group_critic(
     description: EnvDescription,
     leaves: Mapping[str, list[Leaf]],
     options: PolicyOptions,
+    out_key: tuple[str, str],
 ) -> TensorDictModuleBase:
     n_agents = {group: member.n_agents for group, member in description.groups.items()}
     if options.network == ATTENTION:
@@ -270,7 +287,7 @@ def _group_critic(
         return GroupModule(
             JointAttention(leaves, n_agents, name, options),
             [*(leaf.key for arrays in leaves.values() for leaf in arrays), *flags],
-            [(name, "state_value")],
+            [out_key],
             group=name,
         )
     encoded: Callable[[After], nn.Module]
@@ -284,7 +301,7 @@ def _group_critic(
     else:
         encoded = encoder_of(leaves[name], n_agents[name], options)
         in_keys = [leaf.key for leaf in leaves[name]]
-    out_keys = [(name, "state_value")]
+    out_keys = [out_key]
     parts = (encoded, Numbers(1), n_agents[name], options)
     if options.recurrent is None:
         return GroupModule(feed_forward(*parts), in_keys, out_keys, group=name)

@@ -40,6 +40,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Training": {
         f"{_TRAINING}.ppo": "PPOLearner",
         f"{_TRAINING}.value_decomposition": "ValueLearner",
+        f"{_TRAINING}.maddpg": "MADDPGLearner",
         f"{_TRAINING}.learner": "Learner",
         f"{_TRAINING}.options": "Setup TrainingOptions PPOOptions ValueOptions",
         f"{_TRAINING}.checkpoint": "Checkpoint",

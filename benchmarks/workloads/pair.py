@@ -9,9 +9,11 @@ centralised, shared    0.5         0.75
 centralised, own       1           1
 =====================  ==========  ==========
 
-The table has the highest mean reward per agent. With the agents' identities as inputs,
-local shared networks reach the values of local own networks. If inputs, outputs, agents
-or groups are mixed up, results are lower, or higher than possible.
+The table has the highest mean reward per agent. With continuous actions, which are
+rewarded by one minus the squared error, it is half as far from 1. With the agents'
+identities as inputs, local shared networks reach the values of local own networks. If
+inputs, outputs, agents or groups are mixed up, results are lower, or higher than
+possible.
 """
 
 from typing import Any, Literal, final
@@ -25,25 +27,32 @@ Array = NDArray[np.float32]
 
 
 @final
-class PairEnv(ParallelEnv[str, Array, int]):
+class PairEnv(ParallelEnv[str, Array, Any]):
     """One step per episode; each agent is rewarded for one of two actions.
 
     Args:
         task: ``"same"`` shows both agents the same observation and rewards agent i for
             action i. ``"crossed"`` shows each agent a random bit and rewards it for the
             action that equals the other agent's bit.
+        continuous: whether actions are numbers from 0 to 1.
     """
 
     metadata = {"name": "pair_v0", "render_modes": []}  # noqa: RUF012 - PettingZoo's
     render_mode = None
 
-    def __init__(self, task: Literal["same", "crossed"] = "crossed") -> None:
+    def __init__(
+        self,
+        task: Literal["same", "crossed"] = "crossed",
+        *,
+        continuous: bool = False,
+    ) -> None:
         """Build the spaces."""
         if task not in ("same", "crossed"):
             raise ValueError(f"task must be same or crossed, but is {task!r}.")
         self.possible_agents = ["agent_0", "agent_1"]
         self.agents: list[str] = []
         self._crossed = task == "crossed"
+        self._continuous = continuous
         self._rng = np.random.default_rng()
         self._wanted = {"agent_0": 0, "agent_1": 1}
 
@@ -51,8 +60,10 @@ class PairEnv(ParallelEnv[str, Array, int]):
         """Return the space of one number."""
         return spaces.Box(0.0, 1.0, (1,), np.float32)
 
-    def action_space(self, agent: str) -> spaces.Discrete:  # noqa: ARG002
-        """Return the space of two actions."""
+    def action_space(self, agent: str) -> spaces.Space[Any]:  # noqa: ARG002
+        """Return the space of two actions, or of those between them."""
+        if self._continuous:
+            return spaces.Box(0.0, 1.0, (1,), np.float32)
         return spaces.Discrete(2)
 
     def reset(
@@ -75,7 +86,7 @@ class PairEnv(ParallelEnv[str, Array, int]):
         return observations, {name: {} for name in self.agents}
 
     def step(
-        self, actions: dict[str, int]
+        self, actions: dict[str, Any]
     ) -> tuple[
         dict[str, Array],
         dict[str, float],
@@ -85,7 +96,12 @@ class PairEnv(ParallelEnv[str, Array, int]):
     ]:
         """Return rewards and end the episode."""
         names = self.possible_agents
-        rewards = {name: float(actions[name] == self._wanted[name]) for name in names}
+        # The squared error of a wrong action out of two is 1.
+        errors = {
+            name: float(np.squeeze(actions[name])) - self._wanted[name]
+            for name in names
+        }
+        rewards = {name: 1.0 - error**2 for name, error in errors.items()}
         self.agents = []
         return (
             {name: np.zeros(1, np.float32) for name in names},

@@ -12,8 +12,10 @@ file                          contents
 ``learner.py``                base class of learners; training rewards
 ``advantages.py``             advantages of agents that wait, die, or share a reward
 ``ppo.py``                    IPPO and MAPPO
+``off_policy.py``             base class of learners with replay and target networks
 ``value_decomposition.py``    IQL, VDN and QMIX
-``replay_buffer.py``          their replay buffer, of frames or whole episodes
+``maddpg.py``                 MADDPG and IDDPG
+``replay_buffer.py``          replay buffer of frames or whole episodes
 ``trainer.py``                one run: collects, trains, evaluates, saves, resumes
 ``checkpoint.py``             saves and resumes a training loop
 ``evaluating.py``             evaluations of a run

@@ -10,6 +10,8 @@ ALGORITHMS: Final = {
     "iql": "marl_collect.training.value_decomposition:ValueLearner",
     "vdn": "marl_collect.training.value_decomposition:ValueLearner",
     "qmix": "marl_collect.training.value_decomposition:ValueLearner",
+    "maddpg": "marl_collect.training.maddpg:MADDPGLearner",
+    "iddpg": "marl_collect.training.maddpg:MADDPGLearner",
 }
 """The learner of each algorithm as ``module:class``, imported when it is used.
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 import torch
 
 from marl_collect.core.description import EnvDescription
+from marl_collect.models.layers.inputs import MIN_SCALE
 from marl_collect.models.saved_policy import ACTIVATIONS
 from marl_collect.options import Option, Options, declared, did_you_mean, nearest
 from marl_collect.training.algorithms import ALGORITHMS
@@ -20,6 +21,8 @@ Activation = Literal["tanh", "relu", "elu"]
 _LearningRate = Annotated[float, Option("learning rate of Adam", positive=True)]
 _MinibatchFrames = Annotated[int, Option("frames of one gradient step", at_least=1)]
 _MaxGradNorm = Annotated[float, Option("maximum norm of the gradient", positive=True)]
+DDPG_ONLY = {"value.policy_lr", "value.noise", "value.action_penalty"}
+"""Settings that only MADDPG and IDDPG read."""
 _Prefetch = Annotated[
     bool, Option("collect during training, with weights that are one batch older")
 ]
@@ -34,7 +37,9 @@ class Setup:
             those of all agents (``"mappo"``), a single unclipped step per batch with
             these critics (``"ia2c"``, ``"maa2c"``), or Q-learning of each agent's
             values (``"iql"``), of their sum (``"vdn"``) or of a monotonic mixture
-            (``"qmix"``); see ``algorithms.py``.
+            (``"qmix"``), or deterministic policies of continuous actions, whose critic
+            reads everybody's observations and actions (``"maddpg"``) or each agent's
+            own (``"iddpg"``); see ``algorithms.py``.
         centralised: whether each agent sees the observations of its whole group.
         share_params: whether the agents of a group share one network.
         agent_ids: whether the networks get each agent's one-hot identity.
@@ -219,7 +224,7 @@ class PPOOptions(Options):
 
 @dataclass(frozen=True)
 class ValueOptions(Options):
-    """Values of actions: IQL, VDN and QMIX."""
+    """Values of actions: IQL, VDN and QMIX, MADDPG and IDDPG."""
 
     lr: _LearningRate = 5e-4
     replay: Annotated[
@@ -312,6 +317,26 @@ class ValueOptions(Options):
         bool,
         Option("whether QMIX's mixer normalises the joint observation that it reads"),
     ] = True
+    policy_lr: Annotated[
+        float | None,
+        Option("``lr`` of MADDPG's policy; None is the same", positive=True),
+    ] = None
+    noise: Annotated[
+        float,
+        Option(
+            "standard deviation of the noise with which MADDPG explores, before "
+            "actions are squashed into their bounds",
+            at_least=2 * MIN_SCALE,
+        ),
+    ] = 0.5
+    action_penalty: Annotated[
+        float,
+        Option(
+            "weight of the squares of actions before squashing in the loss of MADDPG's "
+            "policy, which keeps them off their bounds, where they have no gradient",
+            at_least=0,
+        ),
+    ] = 1e-3
     max_grad_norm: _MaxGradNorm = 10.0
     prefetch: _Prefetch = True
 
@@ -321,7 +346,7 @@ class TrainingOptions(Options):
     """All settings of a run except its task, setup and seed.
 
     A frame is one step of one environment, regardless of the number of agents. ``ppo``
-    has the options of IPPO and MAPPO, ``value`` those of IQL, VDN and QMIX. An
+    has the options of IPPO and MAPPO, ``value`` those of IQL, VDN, QMIX and MADDPG. An
     algorithm with settings of its own has a field here.
     """
 

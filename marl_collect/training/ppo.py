@@ -496,7 +496,7 @@ class PPOLearner(Learner):
                 network = critic.module.group_heads[group]
             elif len(self.description.groups) > 1:
                 network = critic[index]
-            layer = _layers(network)[-1]
+            layer = layers_of(network)[-1]
             layer.weight.data.mul_(deviation / new_deviation)
             bias = layer.bias.data
             bias.mul_(deviation).add_(mean - new_mean).div_(new_deviation)
@@ -540,7 +540,7 @@ def _orthogonalise(network: nn.Module, gain: float, last: float = 1.0) -> None:
         gain: of all layers but recurrent ones, which have 1, and the last.
         last: gain of the last layer, and of those with one output.
     """
-    layers = _layers(network)
+    layers = layers_of(network)
     within = {
         layer
         for module in network.modules()
@@ -548,13 +548,8 @@ def _orthogonalise(network: nn.Module, gain: float, last: float = 1.0) -> None:
         for layer in module.network.modules()
     }
     for layer in layers:
-        tensors = (
-            layer.torch_layout()
-            if isinstance(layer, AgentLayer)
-            else {n: p.unsqueeze(0) for n, p in layer.named_parameters(recurse=False)}
-        )
-        for name, stacked in tensors.items():
-            for tensor in stacked.detach():
+        for name, stacked in stacked_tensors(layer).items():
+            for tensor in stacked:
                 if name == "bias":
                     tensor.zero_()
                 elif layer in within:
@@ -564,9 +559,17 @@ def _orthogonalise(network: nn.Module, gain: float, last: float = 1.0) -> None:
                     nn.init.orthogonal_(tensor, last if ends else gain)
 
 
-def _layers(network: nn.Module) -> list[Any]:
+def layers_of(network: nn.Module) -> list[Any]:
     """Return the modules with weights of their own, in their order."""
     return [m for m in network.modules() if any(True for _ in m.parameters(False))]
+
+
+def stacked_tensors(layer: nn.Module) -> dict[str, Tensor]:
+    """Return views ``[n, *shape]`` of a layer's weights: n is 1 if agents share it."""
+    if isinstance(layer, AgentLayer):
+        return layer.torch_layout()
+    named = layer.named_parameters(recurse=False)
+    return {name: weight.detach().unsqueeze(0) for name, weight in named}
 
 
 def _entropy(dist: Any) -> Tensor:

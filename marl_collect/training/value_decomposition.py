@@ -9,7 +9,6 @@ Sources:
     1509.06461.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
@@ -20,34 +19,31 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_collect.buffers.layout import TRAJ_IDS, VALID
 from marl_collect.core.description import EnvDescription
-from marl_collect.core.tensordicts import take_rows
 from marl_collect.core.torch_defaults import float32_on
 from marl_collect.models import QMixer, RecurrentModule, VDNMixer, make_policy
 from marl_collect.models.group_network import GroupNetwork, read_leaves
 from marl_collect.models.layers.inputs import Leaf, observation_leaves
 from marl_collect.models.policy_options import PolicyOptions
-from marl_collect.training.advantages import acting, members, waiting
+from marl_collect.training.advantages import acting, members
 from marl_collect.training.learner import (
-    Learner,
     Metrics,
-    each_once,
     team_reward,
     training_rewards,
     trajectory_ids,
 )
+from marl_collect.training.off_policy import OffPolicyLearner
 from marl_collect.training.options import (
+    DDPG_ONLY,
     Setup,
     TrainingOptions,
     ValueOptions,
     network_options,
 )
-from marl_collect.training.replay_buffer import ReplayBuffer
 
 
 @final
-class ValueLearner(Learner):
+class ValueLearner(OffPolicyLearner):
     """Trains values of each agent's actions, off-policy.
 
     IQL learns each agent's value from the agent's reward; VDN and QMIX learn a mixture
@@ -59,8 +55,8 @@ class ValueLearner(Learner):
     their states belong to the weights that are trained.
     """
 
-    every_task = False  # One group with Discrete actions.
-    skips_padding = True
+    online: "ActionValues"
+    target: "ActionValues"
 
     @float32_on("cpu")
     def __init__(
@@ -79,12 +75,9 @@ class ValueLearner(Learner):
                 would never begin.
         """
         super().__init__(description, setup, options, seed)
-        torch.manual_seed(seed)
-        self.value = options.value
-        self.prefetch = options.value.prefetch
-        # What the collector does at random is not handed to the next frame.
-        warm_up = self.value.warm_up_frames
-        self.warm_up_frames = None if options.last_action else warm_up
+        if options.last_action:
+            # What the collector does at random is not handed to the next frame.
+            self.warm_up_frames = None
         self.policy_options |= {
             "epsilon": self._epsilon_after(0),
             "return_log_prob": False,
@@ -102,16 +95,10 @@ class ValueLearner(Learner):
                 f"{setup.algorithm} needs Discrete actions, but {self.name} acts in "
                 f"{self.group.action}. Use ippo or mappo."
             )
-        if options.recurrent is not None and not _whole_episodes(options):
+        if options.recurrent is not None and not self.replay.whole:
             raise ValueError(
                 f"recurrent is {options.recurrent!r}, which needs whole episodes, but "
                 "value.replay is 'frames'. Use value.replay=auto."
-            )
-        if options.frames < self.value.warm_up_frames:
-            raise ValueError(
-                f"frames is {options.frames}, but training begins after "
-                f"value.warm_up_frames={self.value.warm_up_frames}. Raise one or lower "
-                "the other."
             )
         self.apart = setup.algorithm == "iql"
         """Whether each agent's value is learnt by itself."""
@@ -134,19 +121,15 @@ class ValueLearner(Learner):
                 ),
                 self.value,
             ).to(self.device)
-        self.online = ActionValues(made[0], mixer)
-        self.target = copy.deepcopy(self.online).requires_grad_(requires_grad=False)
+        self._copy_to_target(ActionValues(made[0], mixer))
         self.networks = {"policy": self.policy}
         if mixer is not None:
             self.networks["mixer"] = mixer
         self.optimizer = self._adam(self.value.lr)
-        # Both lists view the memory of the networks.
-        self._trained = [weight.data for weight in self.online.parameters()]
-        self._targets = [weight.data for weight in self.target.parameters()]
-        self.replay = ReplayBuffer(
-            self.value.buffer_frames, self.device, whole=_whole_episodes(options)
-        )
-        self._due = 0
+
+    @override
+    def _replays_episodes(self) -> bool:
+        return _whole_episodes(self.options)
 
     @property
     def values(self) -> nn.Module:
@@ -177,42 +160,15 @@ class ValueLearner(Learner):
             return True
         other = "frames" if _whole_episodes(options) else "episodes"
         of_others = (f"value.minibatch_{other}", f"value.{other}_per_update")
+        if setting in DDPG_ONLY:
+            return True
         return setting.startswith("ppo.") or setting in of_others
 
-    @property
-    def untrained(self) -> dict[str, nn.Module]:
-        """The target networks."""
-        return {"targets": self.target}
-
     @override
-    def synchronise(self) -> None:
-        torch._foreach_copy_(self._targets, self._trained)
-
-    @override
-    def learn(self, batch: TensorDictBase, progress: float) -> Metrics:
-        batch = self._joined(batch)
-        new_episodes = self.remember(batch)
+    def explore(self) -> Metrics:
         epsilon = self._epsilon_after(self.frames)
         self._epsilon.fill_(epsilon)
-        nothing = {"loss": float("nan"), "grad_norm": 0.0, "epsilon": epsilon}
-        if self.frames < self.value.warm_up_frames:
-            return nothing
-        value = self.value
-        if self.replay.whole:
-            size, per_update = value.minibatch_episodes, value.episodes_per_update
-            new = new_episodes
-        else:
-            size, per_update = value.minibatch_frames, value.frames_per_update
-            new = batch.numel()
-        count, self._due = divmod(self._due + new, per_update)
-        steps = []
-        for _ in range(count):
-            minibatch = self.replay.take(self.replay.draw(size, self.generator))
-            steps.append(self._step(minibatch, self.value.max_grad_norm))
-            if self.updates % self.value.target_interval == 0:
-                # One call for all networks.
-                torch._foreach_lerp_(self._targets, self._trained, self.value.tau)
-        return nothing | self._means(steps)
+        return {"epsilon": epsilon}
 
     def _epsilon_after(self, frames: int) -> float:
         """Return the probability of a random action after so many frames."""
@@ -222,27 +178,7 @@ class ValueLearner(Learner):
         start, end = self.value.epsilon_start, self.value.epsilon_end
         return start + share * (end - start)
 
-    def _joined(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return a batch with padding as one row ``[1, N]`` of its valid frames.
-
-        Raises:
-            ValueError: if whole episodes are replayed, but a row ends within one.
-        """
-        valid = batch.get(VALID, None)
-        if valid is None:
-            return batch
-        joined = take_rows(batch.reshape(-1), valid.flatten().nonzero().squeeze(-1))
-        last = valid.sum(1).cumsum(0) - 1
-        if self.replay.whole and not joined["next", "done"][last].all():
-            raise ValueError(
-                f"{self.setup.name} replays whole episodes, but a row of the batch "
-                "ends within one: pass trajs_per_batch, and omit split_trajs, "
-                "preemptive_threshold and lists of frames_per_batch."
-            )
-        # The trajectories of a row may be of several environments.
-        joined[TRAJ_IDS] = torch.zeros_like(joined["next", "done"].squeeze(-1)).long()
-        return joined.unsqueeze(0)
-
+    @override
     def remember(self, batch: TensorDictBase) -> int:
         """Add what training reads of a batch ``[B, T]`` to the replay buffer.
 
@@ -254,42 +190,31 @@ class ValueLearner(Learner):
             ValueError: if IQL's agents wait for their turn, or if the buffer has no
                 room for an episode.
         """
-        group, after = batch[self.name], batch["next", self.name]
         acts, follows = (masks[self.name] for masks in acting(batch, [self.name]))
-        end = "done"
-        if self.options.bootstrap_limits:
-            end = "terminated"
-        else:
+        after = batch["next", self.name]
+        if not self.options.bootstrap_limits:
             follows = follows & ~after["done"].squeeze(-1)
         team = self.apart and self.options.reward == "team"
         reward = training_rewards(batch, self.description, team=team)[self.name]
         if self.apart:
-            if waiting(batch, self.name).any():
-                raise ValueError(
-                    f"{self.setup.name} learns from the next decision of each agent, "
-                    "but agents wait for their turn here. Use vdn, qmix, ippo or mappo."
-                )
-            ended = after[end].squeeze(-1)
-            counts = acts & (ended | follows)
-            once = each_once(reward, group["done"], team=team)
-            self._note_rewards(self.name, once)
-            reward = reward.squeeze(-1)
+            data = self._experience(batch, self.name, reward, acts, follows)
         else:
+            end = "terminated" if self.options.bootstrap_limits else "done"
             ended = batch["next", end]
             counts = ended | follows.any(-1, keepdim=True)
             counts = counts & members(batch, self.name).any(-2)
             reward = team_reward(batch, self.description)
             self._note_rewards(self.name, reward)
-        data = {
-            "action": group["action"],
-            "acts": acts,
-            "follows": follows,
-            "reward": reward,
-            "discount": self.options.gamma * ~ended,
-            # Nothing is known of a frame in which a time limit ends the episode while
-            # agents wait.
-            "counts": counts.to(reward.dtype),
-        }
+            data = {
+                "acts": acts,
+                "follows": follows,
+                "reward": reward,
+                "discount": self.options.gamma * ~ended,
+                # Nothing is known of a frame in which a time limit ends the episode
+                # while agents wait.
+                "counts": counts.to(reward.dtype),
+            }
+        data["action"] = batch[self.name, "action"]
         for index, leaf in enumerate(self.leaves):
             data[f"now_{index}"] = batch[leaf.key]
             data[f"after_{index}"] = batch["next"][leaf.key]
@@ -348,24 +273,6 @@ class ValueLearner(Learner):
             following = self.target(path)[:, 1:]
         judged = online[:, 1:].detach() if double else following
         return online[:, :-1], judged, following
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything that an exact resume needs, including the buffer."""
-        state = {"replay": self.replay.state_dict(), "due": self._due}
-        return super().state_dict() | state
-
-    @float32_on("cpu")
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a ``state_dict``, including the buffer.
-
-        Raises:
-            ValueError: if the buffer has another capacity, or replays frames instead of
-                episodes or the reverse; nothing is changed.
-        """
-        self.replay.check(state["replay"])
-        super().load_state_dict(state)
-        self.replay.load_state_dict(state["replay"])
-        self._due = state["due"]
 
 
 @final

@@ -14,7 +14,9 @@ from typing_extensions import override
 
 from marl_collect.core.description import leaf_spaces
 
-_SOFTPLUS_SHIFT = math.log(math.expm1(0.99))
+MIN_SCALE = 0.01
+"""Below this no standard deviation of a policy is."""
+_SOFTPLUS_SHIFT = math.log(math.expm1(1 - MIN_SCALE))
 # Three convolutions of MultiAgentConvNet need at least this many pixels per side.
 _SMALLEST_IMAGE = 29
 
@@ -23,8 +25,8 @@ _SMALLEST_IMAGE = 29
 class LocScale(nn.Module):
     """Splits a network's outputs into means and standard deviations.
 
-    The standard deviation is ``softplus(x + c) + 0.01``. The constant ``c`` is such
-    that an output of 0 gives 1. tensordict's ``NormalParamExtractor`` computes the
+    The standard deviation is ``softplus(x + c) + MIN_SCALE``. The constant ``c`` is
+    such that an output of 0 gives 1. tensordict's ``NormalParamExtractor`` computes the
     same, but cannot be built on meta.
     """
 
@@ -34,7 +36,12 @@ class LocScale(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map ``[*, 2 k]`` to ``loc`` and ``scale``, ``[*, k]`` each."""
         loc, raw = x.chunk(2, -1)
-        return loc, F.softplus(raw + _SOFTPLUS_SHIFT) + 0.01
+        return loc, F.softplus(raw + _SOFTPLUS_SHIFT) + MIN_SCALE
+
+    @staticmethod
+    def output_of(scale: float) -> float:
+        """Return the output that gives a standard deviation above ``MIN_SCALE``."""
+        return math.log(math.expm1(scale - MIN_SCALE)) - _SOFTPLUS_SHIFT
 
 
 @dataclass(frozen=True)

@@ -297,7 +297,11 @@ def test_settings_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
         (["compare"], "Expected a TASK"),
         (["compare", "simple_sprad_v3", "--settings"], "Did you mean mpe/simple_spre"),
         (["compare", "no:Env", "--settings"], "There is no task 'no:Env'"),
-        (["compare", TASK, "--setup", "maddpg"], "There is no setup 'maddpg'"),
+        (["compare", TASK, "--setup", "masac"], "There is no setup 'masac'"),
+        (
+            ["compare", TASK, "--setup", "maddpg-local-shared"],
+            "maddpg-local-shared cannot be trained: maddpg needs continuous actions",
+        ),
         (["compare", TASK, "--set", "lr=1"], "There is no setting lr"),
         (["compare", TASK, "--set", "ppo.learning_rate=1"], "Did you mean ppo.lr?"),
         (["compare", TASK, "--set", "ppo.epochs=0"], "ppo.epochs must be an integer"),

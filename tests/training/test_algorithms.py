@@ -78,8 +78,9 @@ def test_every_algorithm_has_default_setups() -> None:
     ppo = {(s.algorithm, s.centralised, s.share_params) for s in setups[:10]}
     assert len(ppo) == 8
     # Where agents take turns, IQL cannot be trained, so it is trained on request; so
-    # are IA2C and MAA2C.
-    assert {s.algorithm for s in setups} == set(ALGORITHMS) - {"iql", "ia2c", "maa2c"}
+    # are IA2C and MAA2C, MADDPG and IDDPG.
+    on_request = {"iql", "ia2c", "maa2c", "maddpg", "iddpg"}
+    assert {s.algorithm for s in setups} == set(ALGORITHMS) - on_request
 
 
 @pytest.mark.processes

@@ -281,17 +281,22 @@ import sys
 sys.modules["torchrl"] = None
 from functools import partial
 from workloads.counting import CountingEnv
+from workloads.pair import PairEnv
 from marl_collect import Collector
+from marl_collect.envs import PettingZooWrapper
 from marl_collect.training.algorithms import ALGORITHMS
 from marl_collect.training.learner import learner_of
 from marl_collect.training.options import Setup, TrainingOptions
 factory = partial(CountingEnv, n_prey=0)
+numbers = lambda: PettingZooWrapper(PairEnv(continuous=True))
 options = TrainingOptions().with_settings(
     {"num_cells": [8], "value.warm_up_frames": 0, "value.minibatch_frames": 8,
      "ppo.epochs": 2}
 )
 for algorithm in ALGORITHMS:
     setup = Setup(algorithm)
+    if "ddpg" in algorithm:
+        factory = numbers
     learner = learner_of(algorithm)(factory().description, setup, options, seed=0)
     with Collector(factory, learner.policy, frames_per_batch=40) as collector:
         learner.update(collector.next(), 0.5)

@@ -30,7 +30,7 @@ def test_an_unknown_algorithm_is_refused_with_the_valid_names(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("sac", r"'sac'\. A name is ippo.mappo.ia2c.maa2c.iql.vdn.qmix, then -local"),
+        ("sac", "A name is ippo.mappo.ia2c.maa2c.iql.vdn.qmix.maddpg.iddpg, then -l"),
         ("mapo", r"Did you mean mappo-local-shared\? A name is"),
         ("mappo-local-own-id", r"Did you mean mappo-local-own-ids\?"),
         ("qmix-shared", r"Did you mean qmix-local-shared\?"),

@@ -1,0 +1,210 @@
+"""MADDPG and IDDPG equal a computation from their definitions, in drawn cases."""
+
+import random
+from functools import partial
+from typing import Any
+
+import pytest
+import reference_maddpg as reference
+import torch
+from drawn_env import DrawnEnv, Kind
+from reference_networks import weights_of
+
+from marl_collect import Collector
+from marl_collect.training.maddpg import MADDPGLearner
+from marl_collect.training.options import Setup, TrainingOptions
+
+pytestmark = pytest.mark.processes
+
+CASES = 24
+ENVIRONMENTS, FRAMES = 3, 40
+
+
+def drawn(seed: int) -> tuple[Kind, Setup, dict[str, Any]]:
+    """Draw an environment, a setup and settings."""
+    pick = random.Random(seed)
+    groups = {"red": pick.randint(1, 3)}
+    if pick.random() < 0.5:
+        groups["blue"] = pick.randint(1, 2)
+    kind = Kind(
+        groups=groups,
+        continuous=tuple(groups),
+        deaths=pick.choice([0.0, 0.15]),
+        returns=pick.choice([0.0, 0.3]),
+        length=pick.choice([4, 7, 30]),
+        truncates=pick.random() < 0.6,
+        picture=pick.random() < 0.25,
+        done_on_any=pick.random() < 0.2,
+    )
+    setup = Setup(
+        pick.choice(["maddpg", "maddpg", "iddpg"]),
+        centralised=pick.random() < 0.4,
+        share_params=pick.random() < 0.5,
+        agent_ids=pick.random() < 0.4,
+    )
+    sees_several = setup.centralised or setup.algorithm == "maddpg"
+    return (
+        kind,
+        setup,
+        {
+            "gamma": pick.choice([1.0, 0.95, 0.6]),
+            "reward": pick.choice(["agent", "team"]),
+            "reward_scale": pick.choice([1.0, 0.3]),
+            "standardise_rewards": pick.random() < 0.4,
+            "bootstrap_limits": pick.random() < 0.6,
+            "num_cells": pick.choice([(5,), (7, 4)]),
+            "conv": "2k8s8",
+            "network": pick.choice([None, "attention"]) if sees_several else None,
+            "value.lr": 1e-3,
+            "value.policy_lr": pick.choice([None, 3e-3]),
+            "value.tau": pick.choice([0.1, 1.0]),
+            "value.target_interval": pick.choice([1, 2]),
+            "value.noise": pick.choice([0.1, 1.5]),
+            "value.action_penalty": pick.choice([0.0, 0.2]),
+            "value.minibatch_frames": 30,
+            "value.frames_per_update": ENVIRONMENTS * FRAMES,
+            "value.warm_up_frames": 0,
+            "value.max_grad_norm": pick.choice([0.1, 100.0]),
+        },
+    )
+
+
+close = partial(torch.testing.assert_close, rtol=1e-4, atol=2e-5)
+
+
+class Case:
+    """A learner, the weights of its networks and targets, and a batch."""
+
+    def __init__(self, seed: int) -> None:
+        kind, setup, changed = drawn(seed)
+        factory, frames = partial(DrawnEnv, kind), ENVIRONMENTS * FRAMES
+        self.options = TrainingOptions(frames=frames).with_settings(changed)
+        self.learner: Any = MADDPGLearner(
+            factory().description, setup, self.options, seed=seed
+        )
+        with Collector(
+            [factory] * ENVIRONMENTS,
+            self.learner.policy,
+            frames_per_batch=frames,
+            seed=seed,
+        ) as collector:
+            self.batch = collector.next().clone()
+        modules = self.learner.networks
+        self.target = {name: weights_of(m) for name, m in modules.items()}
+        noise = torch.Generator().manual_seed(seed)
+        with torch.no_grad():  # Target networks have other weights.
+            for weight in self.learner.parameters():
+                weight.add_(0.1 * torch.randn(weight.shape, generator=noise))
+        self.online = {name: weights_of(m) for name, m in modules.items()}
+        self.settings = reference.Settings(
+            groups=kind.groups,
+            central=setup.algorithm == "maddpg",
+            centralised=setup.centralised,
+            ids=setup.agent_ids,
+            attends=self.options.network == "attention",
+            team=self.options.reward == "team",
+            gamma=self.options.gamma,
+            scale=self.options.reward_scale,
+            standardised=self.options.standardise_rewards,
+            bootstraps=self.options.bootstrap_limits,
+            penalty=self.options.value.action_penalty,
+        )
+
+    def expected(self, frames: list[tuple[int, int]]) -> tuple[Any, dict[str, Any]]:
+        """Return the losses, and the gradients of each network's weights by name."""
+        critic, policy = reference.losses(
+            self.online, self.target, self.batch, self.settings, frames
+        )
+        gradients = {}
+        for name, loss in (("critic", critic), ("policy", policy)):
+            weights = self.online[name]
+            slopes = torch.autograd.grad(
+                loss, list(weights.values()), materialize_grads=True
+            )
+            gradients[name] = dict(zip(weights, slopes, strict=True))
+        return (critic.detach(), policy.detach()), gradients
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_losses_and_gradients_equal_their_definition(seed: int) -> None:
+    case = Case(seed)
+    case.learner.remember(case.batch)
+    frames = [(b, t) for b in range(ENVIRONMENTS) for t in range(FRAMES)]
+    rows = torch.tensor([(b, t, 1) for b, t in frames])
+    loss, logged = case.learner.loss(case.learner.replay.take(rows))
+    loss.backward()
+    losses, gradients = case.expected(frames)
+    close(logged["loss_critic"].double(), losses[0])
+    close(logged["loss_objective"].double(), losses[1])
+    for name, module in case.learner.networks.items():
+        for key, parameter in module.named_parameters():
+            close(parameter.grad.double(), gradients[name][key])
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_an_update_moves_weights_and_targets_by_definition(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(seed)
+    taken: list[Any] = []
+    take = case.learner.replay.take
+
+    def noted(drawn_rows: Any) -> Any:
+        taken.append([(b, t) for b, t, _ in drawn_rows.tolist()])
+        return take(drawn_rows)
+
+    monkeypatch.setattr(case.learner.replay, "take", noted)
+    case.learner.update(case.batch, progress=1.0)
+    (frames,) = taken
+    assert len(frames) == 30
+    _, gradients = case.expected(frames)
+    value = case.options.value
+    rates = {"critic": value.lr, "policy": value.policy_lr or value.lr}
+    tau = value.tau if value.target_interval == 1 else 0.0
+    targets = dict(case.learner.untrained["targets"].named_parameters())
+    for name, module in case.learner.networks.items():
+        norm = sum(float((g**2).sum()) for g in gradients[name].values()) ** 0.5
+        factor = min(1.0, value.max_grad_norm / (norm + 1e-6))
+        for key, parameter in module.named_parameters():
+            clipped = factor * gradients[name][key]
+            step = rates[name] * clipped / (clipped.abs() + 1e-8)
+            moved = case.online[name][key].detach() - step
+            # Adam's first step has one size, also if the gradient is a rounding error.
+            sure = clipped.abs() > 1e-4
+            actual = parameter.detach().double()
+            close(actual[sure], moved[sure], atol=1e-6)
+            mixed = (1 - tau) * case.target[name][key] + tau * actual
+            close(targets[f"{name}.{key}"].double(), mixed.detach())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_noise_of_one_deviation_is_added_before_squashing(seed: int) -> None:
+    case = Case(seed)
+    low, high = reference.LOW, reference.HIGH
+    deviations = []
+    means = reference.means(case.target["policy"], case.batch, case.settings)
+    for name, mean in means.items():
+        share = (case.batch[name, "action"].double() - low) / (high - low)
+        unsquashed = torch.atanh((2 * share - 1).clamp(-1 + 1e-6, 1 - 1e-6))
+        deviations.append(
+            (unsquashed - mean.detach())[case.batch[name, "mask"]].flatten()
+        )
+    noise = torch.cat(deviations)
+    expected = case.options.value.noise
+    assert float(noise.square().mean().sqrt()) == pytest.approx(expected, rel=0.15)
+
+
+def test_the_cases_have_everything() -> None:
+    """Every choice is drawn, so that no comparison above is missing by chance."""
+    cases = [drawn(seed) for seed in range(CASES)]
+    for algorithm in ("maddpg", "iddpg"):
+        mine = [(k, a, s) for k, a, s in cases if a.algorithm == algorithm]
+        assert {len(kind.groups) for kind, _, _ in mine} == {1, 2}
+        assert {kind.truncates for kind, _, _ in mine} == {True, False}
+        assert {kind.deaths > 0 for kind, _, _ in mine} == {True, False}
+        assert {setup.share_params for _, setup, _ in mine} == {True, False}
+        for name in ("reward", "bootstrap_limits", "standardise_rewards"):
+            assert len({settings[name] for _, _, settings in mine}) == 2
+    assert {s["network"] for _, _, s in cases} == {None, "attention"}
+    assert any(kind.picture and not s["network"] for kind, _, s in cases)
+    assert any(a.agent_ids and s["network"] for _, a, s in cases)
