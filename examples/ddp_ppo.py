@@ -115,7 +115,8 @@ if args.actors:  # Without an address, the collector starts a Ray of its own.
     options["num_workers_per_collector"] = args.workers
 else:
     options["num_workers"] = args.workers
-random = evaluate(None, make_env, episodes=32, seeds=1, num_workers=1)
+if rank == 0:
+    random = evaluate(None, make_env, episodes=32, seeds=1, num_workers=1)
 rows: list[tuple[float, ...]] = []
 parts = {"policy": policy, "critic": critic, "optimizer": optimizer, "rows": rows}
 kind: Any = RayCollector if args.actors else MultiSyncCollector
@@ -136,8 +137,8 @@ with collector, Checkpoint(args.out, parts, resume=args.resume) as checkpoint:
         collector.update_policy_weights_()
         stats = collector.stats(all_ranks=ranks > 1)
         mean = stats.get("mean_agent_return", float("nan"))
-        rows.append((stats["frames"], mean, random.mean_agent_return))
         if rank == 0:
+            rows.append((stats["frames"], mean, random.mean_agent_return))
             frames = f"{stats['frames']:>9,} frames"
             checkpoint.print(f"{frames}, return per walker {mean:8.2f}")
             write_table(args.out, [("frames", "return_per_agent", "random"), *rows])

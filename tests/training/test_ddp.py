@@ -189,3 +189,4 @@ def test_the_example_trains_with_torchrun(tmp_path: Path) -> None:
     for part in ("policy", "critic"):
         first, second = (state[part] for state in states)
         assert all(torch.equal(value, second[name]) for name, value in first.items())
+    assert [len(state["rows"]) for state in states] == [2, 0]
