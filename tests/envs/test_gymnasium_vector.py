@@ -242,6 +242,35 @@ def test_simulators_that_take_no_seeds(mode: AutoresetMode) -> None:
     assert (batch["next", *clock][..., 0] == batch[clock][..., 0] + 1).all()
 
 
+# Its spaces are those of float64 bounds, which Gymnasium rounds.
+@pytest.mark.filterwarnings("ignore:.*precision lowered by casting:UserWarning")
+def test_envpool_gives_the_data_of_single_pools() -> None:
+    """Those reset in the step after an end, which is no frame here."""
+    envpool = pytest.importorskip("envpool", reason="needs EnvPool")
+
+    def pool(worlds: int, seed: int) -> Any:
+        return envpool.make_gymnasium("CartPole-v1", num_envs=worlds, seed=seed)
+
+    factory = partial(lambda: GymnasiumVectorEnv(pool(WORLDS, SEED), seeds=False))
+    check_env(factory, steps=60)
+    batch, ends = batch_of(factory), 0
+    for k in range(WORLDS):
+        other = pool(1, SEED + k)
+        seen, _ = other.reset()
+        for t in range(FRAMES):
+            frame = batch[k, t]
+            expect_seen(frame, seen[0], other.single_observation_space)
+            seen, reward, *flags, _ = other.step(frame["agent", "action"].numpy())
+            after = frame["next"]
+            expect_seen(after, seen[0], other.single_observation_space)
+            assert after["agent", "reward"].item() == reward
+            assert [after[f].item() for f in ("terminated", "truncated")] == flags
+            if any(flags):
+                seen, *_ = other.step(np.zeros(1, np.int32))
+                ends += 1
+    assert ends > 2 * WORLDS
+
+
 class Unmasked(SyncVectorEnv):
     """Resets all worlds, and writes into the observations that it returned."""
 
