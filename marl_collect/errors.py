@@ -13,15 +13,19 @@ hangs), the trainer raises the ``WorkerError`` itself. Texts longer than 65,536
 characters are shortened in the middle.
 """
 
+import dis
+import inspect
 import pickle
 import signal
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Final, NoReturn, Self
 
 
@@ -65,6 +69,76 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_back and _is_ours(frame.f_globals):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
+
+
+def unpicklable(value: object, dumps: Callable[[Any], object] | None = None) -> str:
+    """Name the part of a value that cannot be pickled, and the function that uses it.
+
+    For example "variable 'lock' of make.<locals>.<lambda> (run.py, line 7)".
+
+    Args:
+        value: cannot be pickled.
+        dumps: pickles a part, or raises an error; by default that of cloudpickle.
+    """
+    import cloudpickle
+
+    def fails(part: object) -> bool:
+        try:
+            (dumps or cloudpickle.dumps)(part)
+        except Exception:  # noqa: BLE001 - pickling a user's object can raise anything
+            return True
+        return False
+
+    path, seen = [type(value).__name__], {id(value)}
+    while True:
+        if isinstance(value, FunctionType):
+            code = value.__code__
+            line = f"{code.co_filename}, line {code.co_firstlineno}"
+            path = [f"{value.__qualname__} ({line})"]
+        for name, part in _parts(value):
+            if id(part) not in seen and fails(part):
+                seen.add(id(part))
+                path.append(name)
+                value = part
+                break
+        else:
+            return " of ".join(reversed(path))
+
+
+def _parts(value: Any) -> Iterator[tuple[str, object]]:
+    """Yield the parts that are pickled with a value, and what they are in it."""
+    if isinstance(value, FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        for name, cell in cells:
+            with suppress(ValueError):  # It is empty.
+                yield f"variable {name!r}", cell.cell_contents
+        defaults = inspect.signature(value, follow_wrapped=False)
+        yield from (
+            (f"default of {p.name!r}", p.default) for p in defaults.parameters.values()
+        )
+        names = _global_names(value.__code__) & value.__globals__.keys()
+        yield from ((f"global {n!r}", value.__globals__[n]) for n in sorted(names))
+    elif isinstance(value, MethodType):
+        yield from (("self", value.__self__), ("function", value.__func__))
+    elif isinstance(value, partial):
+        yield "function", value.func
+        yield from ((f"argument {i}", part) for i, part in enumerate(value.args))
+        yield from ((f"argument {name!r}", p) for name, p in value.keywords.items())
+    elif isinstance(value, Mapping):
+        yield from ((f"item {key!r}", part) for key, part in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"item {index}", part) for index, part in enumerate(value))
+    yield from (
+        (f"attribute {name!r}", part)
+        for name, part in getattr(value, "__dict__", {}).items()
+        if not name.startswith("__") or isinstance(part, FunctionType)
+    )
+
+
+def _global_names(code: CodeType) -> set[str]:
+    read = {i.argval for i in dis.get_instructions(code) if "_GLOBAL" in i.opname}
+    inner = (part for part in code.co_consts if isinstance(part, CodeType))
+    return read.union(*map(_global_names, inner))
 
 
 def _is_ours(names: Mapping[str, Any]) -> bool:

@@ -2,9 +2,11 @@
 
 import contextlib
 import pickle
+import re
 import signal
 import threading
 import traceback
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from marl_collect.errors import (
     WorkerError,
     describe_exit,
     raise_failure,
+    unpicklable,
     warn,
     worker_error_of,
 )
@@ -262,3 +265,47 @@ def test_attributes_of_a_long_exception_stay() -> None:
 def test_a_warning_reaches_code_that_exec_runs_without_a_name() -> None:
     with pytest.warns(UserWarning, match="said"):
         exec("warn('said')", {"warn": warn})
+
+
+class Holder:
+    """Has an attribute, and a method to send."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def build(self) -> Any:
+        return self.held
+
+
+def unpicklables() -> dict[str, Any]:
+    """Return what holds a lock, by what should be said of it."""
+    lock = threading.Lock()
+
+    def nested() -> Any:
+        return lock
+
+    def by_default(held: Any = lock) -> Any:
+        return held
+
+    space: dict[str, Any] = {"shared": lock, "__name__": "__main__"}
+    exec("def reads():\n    return shared", space)
+    here = r"unpicklables\.<locals>\."
+    return {
+        rf"variable 'lock' of {here}<lambda> \(.*test_errors\.py, line \d+\)": (
+            lambda: lock
+        ),
+        rf"variable 'lock' of {here}nested \(.*": lambda: [nested],
+        rf"default of 'held' of {here}by_default \(.*": by_default,
+        r"global 'shared' of reads \(.*": space["reads"],
+        r"argument 1 of partial": partial(print, 0, lock),
+        r"argument 'file' of partial": partial(print, file=lock),
+        rf"variable 'lock' of {here}nested \(.*, line .*": partial(print, nested),
+        r"attribute 'held' of self of method": Holder(lock).build,
+        r"attribute 'held' of item 'a' of item 1 of list": [0, {"a": Holder(lock)}],
+        "lock": lock,
+    }
+
+
+@pytest.mark.parametrize("expected", unpicklables())
+def test_what_cannot_be_pickled_is_named(expected: str) -> None:
+    assert re.fullmatch(expected, unpicklable(unpicklables()[expected]))

@@ -15,7 +15,7 @@ from marl_collect.core.description import EnvDescription, leaf_spaces
 from marl_collect.core.env import TensorDictEnv, factory_for, require_factory
 from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.core.sharing import simulators
-from marl_collect.errors import warn
+from marl_collect.errors import unpicklable, warn
 
 _BATCH_ADVICE = {
     False: "the factories of its environments instead",
@@ -69,8 +69,8 @@ def check_function(name: str, function: Any, call: str, result: str) -> None:
     except Exception as error:
         raise TypeError(
             f"{name} cannot be sent to the workers, because it cannot be pickled "
-            f"({type(error).__name__}: {error}). Use a function that refers to plain "
-            "data only."
+            f"({type(error).__name__}: {error}, in {unpicklable(function)}). Use a "
+            "function that refers to plain data only."
         ) from error
 
 

@@ -41,6 +41,7 @@ from marl_collect.errors import (
     Failure,
     WorkerError,
     raise_failure,
+    unpicklable,
 )
 from marl_collect.processes import cleanup
 from marl_collect.processes.closing import CLOSE_SECONDS
@@ -626,8 +627,9 @@ def _jobs(actor: Actor) -> list[bytes]:
     except Exception as error:
         raise TypeError(
             f"The environments of actor {actor.index} cannot be pickled "
-            f"({type(error).__name__}: {error}). Pass factories that build them in "
-            "the actor, and create there what cannot be pickled."
+            f"({type(error).__name__}: {error}, in {unpicklable(actor.assignments)}). "
+            "Pass factories that build them in the actor, and create there what cannot "
+            "be pickled."
         ) from error
 
 

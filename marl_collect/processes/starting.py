@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import cloudpickle
 
+from marl_collect.errors import unpicklable
 from marl_collect.processes.bootstrap import WorkerSetup
 from marl_collect.processes.context import WorkerContext
 from marl_collect.processes.launcher import StartMethod, launch
@@ -45,8 +46,8 @@ def pickle_job(main: Main, worker: int, argument: object) -> bytes:
     except Exception as error:
         raise TypeError(
             f"the argument of worker {worker} cannot be sent to its process: "
-            f"{error}. Pass functions that build environments and policies in the "
-            f"worker, and their arguments; found {argument!r}."
+            f"{error}, in {unpicklable(argument)}. Pass functions "
+            "that build environments and policies in the worker, and their arguments."
         ) from error
     return job
 

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from marl_collect.errors import unpicklable
 from marl_collect.weights.state import (
     Attribute,
     class_data,
@@ -67,20 +68,26 @@ def split_module(module: nn.Module) -> Skeleton:
     """
     tensors = list(weight_tensors(module).values())
     numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
-    stream = io.BytesIO()
+
+    def dumps(part: object) -> bytes:
+        stream = io.BytesIO()
+        ModulePickler(stream, numbers).dump(part)
+        return stream.getvalue()
+
     try:
-        ModulePickler(stream, numbers).dump(module)
+        content = dumps(module)
     except Exception as error:
         raise TypeError(
             f"The policy {type(module).__name__} cannot be sent to the workers "
-            f"({type(error).__name__}: {error}). Pass policy_factory, a callable that "
-            "builds the policy in each worker, instead of policy."
+            f"({type(error).__name__}: {error}, in {unpicklable(module, dumps)}). Pass "
+            "policy_factory, a callable that builds the policy in each worker, instead "
+            "of policy."
         ) from error
     trainable = tuple(
         tensor.requires_grad if isinstance(tensor, nn.Parameter) else None
         for tensor in tensors
     )
-    return Skeleton(stream.getvalue(), trainable, _of_classes(module))
+    return Skeleton(content, trainable, _of_classes(module))
 
 
 def assemble_module(skeleton: Skeleton, tensors: Sequence[torch.Tensor]) -> nn.Module:

@@ -345,7 +345,9 @@ def test_what_cannot_be_pickled_is_named() -> None:
         with lock:
             return by_seed(seed, agents)
 
-    with pytest.raises(TypeError, match="assign cannot be sent to the workers"):
+    with pytest.raises(
+        TypeError, match="assign cannot be sent.*, in variable 'lock' of test"
+    ):
         start(MultiSyncCollector, assign=assign)
     with pytest.raises(TypeError, match=r"policies\['bot'\] cannot be sent"):
         start(MultiSyncCollector, policies=team() | {"bot": locked})
