@@ -101,7 +101,13 @@ class PPOOptions(Options):
         bool, Option("whether it decays to zero, linearly in the frames")
     ] = False
     epochs: Annotated[int, Option("passes over each batch", at_least=1)] = 10
-    minibatch_frames: _MinibatchFrames = 400
+    minibatch_frames: Annotated[
+        int,
+        Option(
+            "most frames of one gradient step. A batch is divided into equal parts",
+            at_least=1,
+        ),
+    ] = 400
     clip_epsilon: Annotated[
         float,
         Option("how far the probability ratio may deviate from 1", positive=True),

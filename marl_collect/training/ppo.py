@@ -194,7 +194,8 @@ class PPOLearner(Learner):
         steps = []
         for _ in range(epochs):
             order = torch.randperm(len(data), generator=self.generator, device="cpu")
-            for rows in order.split(size):
+            # Equal parts: Adam's step on a few frames that remain would be as large.
+            for rows in order.tensor_split(-(-len(data) // size)):
                 idle = [(g, TRAINED) for g, s in trains.items() if not s[rows].any()]
                 if len(idle) == len(trains):
                     continue
