@@ -141,10 +141,10 @@ def _integer(data: Mapping[str, Any]) -> Any:
 
 def _bound(bound: NDArray[Any]) -> Any:
     """Return one number if all are equal; an image has about 100,000 bounds."""
-    first = bound.flat[0]
-    if (bound == first).all():
-        return _number(first.item())
-    return [_number(value) for value in bound.ravel().tolist()]
+    values = bound.ravel().tolist()
+    if values and (bound == values[0]).all():
+        return _number(values[0])
+    return list(map(_number, values))
 
 
 def _number(value: float) -> float | str:

@@ -155,7 +155,7 @@ class Transitions(Loadable):
 
         Raises:
             KeyError: if a key does not exist.
-            ValueError: if there are no frames.
+            ValueError: if there are no frames, or a key is complex.
         """
         chosen = self.select(*keys)
         if not len(self):
@@ -264,14 +264,16 @@ class Transitions(Loadable):
         begin = np.zeros_like(lengths) if padding is None else padding
         column = np.arange(width)
         end = (begin + lengths)[:, None]
-        valid = torch.from_numpy((begin[:, None] <= column) & (column < end))
+        valid = (begin[:, None] <= column) & (column < end)
         tensors = self.read(self.numbers(first, lengths))
-        if lengths.sum() < valid.numel():
-            positions = valid.reshape(-1).nonzero()[:, 0]
-            for key, tensor in tensors.items():
-                out = tensor.new_zeros((valid.numel(), *tensor.shape[1:]))
-                tensors[key] = out.index_copy_(0, positions, tensor)
-        return self.nested(tensors, valid.shape).set(VALID, valid)
+        if lengths.sum() < valid.size:
+            positions = np.flatnonzero(valid)
+            for of_key in self.keys:
+                # By NumPy, because torch lacks this for some dtypes, such as uint16.
+                out = np.zeros((valid.size, *of_key.shape), of_key.stored)
+                out[positions] = of_key.array(tensors[of_key.key])
+                tensors[of_key.key] = of_key.tensor(out)
+        return self.nested(tensors, valid.shape).set(VALID, torch.from_numpy(valid))
 
     def _positions(self, positions: NDArray[np.int64]) -> TensorDict:
         numbers = positions if self.chosen is None else self.chosen[positions]

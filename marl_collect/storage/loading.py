@@ -154,7 +154,7 @@ def _normalised(
             values = items.get(name, None)
             if values is None:
                 continue
-            scaled = (values - of_key.mean) / of_key.std.clamp(min=_LEAST_STD)
+            scaled = (values.float() - of_key.mean) / of_key.std.clamp(min=_LEAST_STD)
             if padding is not None:
                 shape = (*padding.shape, *[1] * (scaled.ndim - padding.ndim))
                 scaled *= padding.view(shape)

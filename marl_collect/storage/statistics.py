@@ -164,6 +164,8 @@ def moments_of(
     names = set(groups)
     for part in parts:
         for key, tensor in part.items():
+            if tensor.is_complex():
+                raise ValueError(f"{key} is complex: moments are of real numbers.")
             values = tensor.double()
             if key[0] in names:
                 values = values.flatten(0, 1)

@@ -18,6 +18,7 @@ SPACES = [
     ),
     spaces.Box(-(2**62) - 1, 2**62 + 1, (2,), np.int64),
     spaces.Box(np.float32(0.1), np.float32(0.3), (), np.float32),
+    spaces.Box(0, 1, (2, 0), np.uint8),
     spaces.Discrete(5),
     spaces.Discrete(3, start=-1),
     spaces.MultiDiscrete([2, 3]),

@@ -14,11 +14,13 @@ from storage_streams import (
     DTYPES,
     SHAPES,
     Stream,
+    bytes_of,
     collected,
     complete_episodes,
     flat_frames,
     frames_of,
     read,
+    traj_id,
     write,
 )
 
@@ -34,10 +36,34 @@ def test_values_of_every_dtype_and_shape_come_back(
 ) -> None:
     batches = Stream(extras={"extra": (dtype, shape)}).batches()
     write(tmp_path, batches)
-    frames = open_dataset(tmp_path)[range(24)]
+    dataset = open_dataset(tmp_path)
+    frames = dataset[range(24)]
     assert frames["g", "extra"].dtype == dtype
     assert frames["g", "extra"].shape == (24, 2, *shape)
     assert flat_frames(frames) == frames_of(*batches)
+
+    episodes = complete_episodes(frames_of(*batches))
+    trajectories = dataset.trajectories
+    pieces = trajectories.sequences(trajectories.lengths.max(), burn_in=1)
+    (padded,) = pieces.loader(len(episodes), shuffle=False)  # With a column of zeros.
+    (steps,) = trajectories.n_step(1).loader(len(trajectories.transitions), seed=0)
+    assert steps["g", "extra"].dtype == dtype
+    for data in padded.unbind(0):
+        valid = data["collector", "mask"]
+        read_again = flat_frames(data[valid].exclude(("collector", "mask")))
+        assert read_again == episodes[traj_id(read_again[0])]
+        assert not any(bytes_of(data["g", "extra"][~valid]))
+
+    key = ("g", "extra")
+    if dtype.is_complex:
+        with pytest.raises(ValueError, match="complex"):
+            dataset.transitions.moments(key)
+    if dtype.is_complex or not frames[key].numel():
+        return
+    moments = dataset.transitions.moments(key)
+    (scaled,) = dataset.transitions.normalised(moments).loader(24, shuffle=False)
+    expected = (frames[key].float() - moments[key].mean) / moments[key].std.clamp(1e-6)
+    torch.testing.assert_close(scaled[key], expected, equal_nan=True)
 
 
 def test_zeros_of_either_sign_are_told_apart(tmp_path: Path) -> None:
