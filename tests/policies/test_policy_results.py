@@ -94,7 +94,9 @@ def test_a_lazy_module_with_a_declared_state_acts(kind: Any) -> None:
 # Smaller ones
 
 
-@pytest.mark.parametrize("name", ["_given", "_places", "names", "assign", "training"])
+@pytest.mark.parametrize(
+    "name", ["_policy_names", "_places", "names", "assign", "training"]
+)
 def test_names_of_attributes_are_no_names_of_policies(name: str) -> None:
     with pytest.raises(ValueError, match="cannot be named"):
         AssignedPolicies({name: None}, all_a)
