@@ -41,9 +41,7 @@ _OPTIONS = {
 }
 
 
-def make_critic(
-    what: Any, *, actions: bool = False, **options: Any
-) -> TensorDictModuleBase:
+def make_critic(what: Any, **options: Any) -> TensorDictModuleBase:
     """Build a critic that writes ``(group, "state_value")`` ``[*B, n, 1]``.
 
     Vectors, images, categories, and Dict and Tuple spaces of these are read as
@@ -64,25 +62,26 @@ def make_critic(
     Args:
         what: an environment, an environment factory (called once in its own process),
             or the result of ``describe(factory)``.
-        actions: whether the critic also reads ``(group, "action")``, of Box spaces, of
-            each agent whose observation it reads. It then writes ``(group,
-            "state_action_value")``, and has no ``CrossGroupCritic``.
-        **options: those of ``PolicyOptions`` that configure networks: ``centralised``,
-            ``share_params``, ``agent_ids``, ``num_cells``, ``activation_class``,
-            ``recurrent``, ``hidden_size``, ``num_layers``, ``conv``, ``device``,
-            ``last_action`` and ``network="attention"``. Other centralised critics know
-            the agents without ``agent_ids``.
+        **options: ``actions``, whether the critic also reads ``(group, "action")``, of
+            Box spaces, of each agent whose observation it reads (by default False): it
+            then writes ``(group, "state_action_value")``, and has no
+            ``CrossGroupCritic``. Further those of ``PolicyOptions`` that configure
+            networks: ``centralised``, ``share_params``, ``agent_ids``, ``num_cells``,
+            ``activation_class``, ``recurrent``, ``hidden_size``, ``num_layers``,
+            ``conv``, ``device``, ``last_action`` and ``network="attention"``. Other
+            centralised critics know the agents without ``agent_ids``.
 
     Raises:
         TypeError: for an unknown option, an observation space without a network, or
             actions that are not Box.
         ValueError: for options that contradict each other.
     """
+    actions = options.pop("actions", False)
     unknown = sorted(options.keys() - _OPTIONS)
     if unknown:
         raise TypeError(
             f"make_critic() has no option {', '.join(unknown)}: expected "
-            f"{', '.join(sorted(_OPTIONS))}."
+            f"{', '.join(sorted(_OPTIONS | {'actions'}))}."
         )
     chosen = PolicyOptions(**options)
     if chosen.network not in (None, ATTENTION):

@@ -128,6 +128,6 @@ def test_states_of_critic_and_policy_do_not_share_a_key() -> None:
 
 def test_an_option_of_policies_only_is_refused() -> None:
     with pytest.raises(
-        TypeError, match="has no option check_mask: expected activation_class"
+        TypeError, match="has no option check_mask: expected actions, activation_class"
     ):
         make_critic(BOTH, check_mask=False)
