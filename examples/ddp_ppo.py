@@ -115,8 +115,7 @@ if args.actors:  # Without an address, the collector starts a Ray of its own.
     options["num_workers_per_collector"] = args.workers
 else:
     options["num_workers"] = args.workers
-if rank == 0:
-    random = evaluate(None, make_env, episodes=32, seeds=1, num_workers=1)
+random = None if rank else evaluate(None, make_env, episodes=32, seeds=1, num_workers=1)
 rows: list[tuple[float, ...]] = []
 parts = {"policy": policy, "critic": critic, "optimizer": optimizer, "rows": rows}
 kind: Any = RayCollector if args.actors else MultiSyncCollector
@@ -137,7 +136,7 @@ with collector, Checkpoint(args.out, parts, resume=args.resume) as checkpoint:
         collector.update_policy_weights_()
         stats = collector.stats(all_ranks=ranks > 1)
         mean = stats.get("mean_agent_return", float("nan"))
-        if rank == 0:
+        if random is not None:  # On rank 0.
             rows.append((stats["frames"], mean, random.mean_agent_return))
             frames = f"{stats['frames']:>9,} frames"
             checkpoint.print(f"{frames}, return per walker {mean:8.2f}")

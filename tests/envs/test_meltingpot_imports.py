@@ -100,7 +100,7 @@ play()
 for name, module in before.items():
     assert sys.modules[name] is module
 from marl_collect.envs.meltingpot import imports as meltingpot_imports
-assert not meltingpot_imports._kept
+assert not meltingpot_imports._modules
 from meltingpot.configs import substrates
 assert substrates.get_config("coins").default_player_roles
 """

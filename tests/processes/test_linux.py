@@ -217,7 +217,7 @@ def room(monkeypatch: pytest.MonkeyPatch, **free: int) -> None:
         return SimpleNamespace(f_bavail=free[os.path.basename(folder)], f_frsize=1)
 
     monkeypatch.setattr(os, "statvfs", statvfs)
-    monkeypatch.setattr(linux, "_told", set())
+    monkeypatch.setattr(linux, "_warned", set())
 
 
 @pytest.mark.usefixtures("refusal")
