@@ -17,7 +17,7 @@ from marl_collect.errors import warn
 from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.rollout.episodes import Episode
 from marl_collect.weights.layout import WeightLayout
-from marl_collect.weights.sending import State, StateWatch, differences, structure
+from marl_collect.weights.sending import State, StateWatch, structure
 from marl_collect.weights.skeleton import split_module, weight_tensors
 from marl_collect.weights.tensor_parts import copied_parts
 
@@ -122,13 +122,21 @@ class TrainerPolicy:
         return list(self._held)
 
     def _check_structure(self) -> None:
-        assert self.structure is not None
-        if changes := differences(self.structure, self.module):
-            raise ValueError(
-                "The policy has other submodules than when the workers were started: "
-                f"{changes}. Nothing was copied. Build a new collector for another "
-                "network."
-            )
+        before, now = self.structure, structure(self.module)
+        assert before is not None
+        if now == before:
+            return
+        changes = [
+            f"{path or 'the policy'} is {now.get(path, 'missing')}, but was "
+            f"{before.get(path, 'missing')}"
+            for path in {**before, **now}
+            if now.get(path) != before.get(path)
+        ]
+        raise ValueError(
+            "The policy has other submodules than when the workers were started: "
+            f"{'; '.join(changes)}. Nothing was copied. Build a new collector for "
+            "another network."
+        )
 
     def state(self) -> State | None:
         """Return the changes of the module's state since the start."""

@@ -14,7 +14,7 @@ from marl_collect.policies.choose import ActingOptions, make_runner
 from marl_collect.policies.runner import PolicyRunner, RandomRunner
 from marl_collect.rollout.episodes import Plan
 from marl_collect.weights.layout import WeightLayout
-from marl_collect.weights.sending import StateCopy, differences
+from marl_collect.weights.sending import StateCopy, structure
 from marl_collect.weights.shared import WeightReader
 from marl_collect.weights.skeleton import assemble_module, weight_tensors
 
@@ -69,19 +69,12 @@ class WorkerPolicy:
         )
         if not isinstance(module, nn.Module):
             return
-        follows = policy.follows
-        if follows is not None and (other := differences(follows, module)):
-            raise ValueError(
-                "policy_factory must build the same network as policy, whose weights "
-                f"and settings it gets, but {other}. Build the same modules in both, "
-                "or pass policy_factory alone."
-            )
         weights = weight_tensors(module)
         views = self._open_vector(WeightLayout.of(module))
         for tensor, view in zip(weights.values(), views, strict=True):
             view.copy_(tensor.detach())
             tensor.data = view
-        if follows is not None:
+        if policy.follows == structure(module):
             self._copy = StateCopy(module)
 
     def _open_vector(self, layout: WeightLayout) -> list[torch.Tensor]:
@@ -113,7 +106,12 @@ class WorkerPolicy:
     def use(self, weights: messages.Weights) -> None:
         """Load these weights, and the state that comes with them."""
         if weights.state is not None:
-            assert self._copy is not None
+            if self._copy is None:
+                raise ValueError(
+                    "An attribute of policy has changed, but policy_factory builds "
+                    "other submodules than policy has, so it cannot be sent. Build the "
+                    "same modules in both."
+                )
             self._copy.apply(weights.state)
         if weights.weights_slot is None:
             return

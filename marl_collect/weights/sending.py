@@ -118,17 +118,6 @@ def structure(module: nn.Module) -> dict[str, str]:
     return {path: type(inner).__name__ for path, inner in module.named_modules()}
 
 
-def differences(expected: Mapping[str, str], module: nn.Module) -> str:
-    """Name the submodules of ``module`` that differ from the expected structure."""
-    actual = structure(module)
-    return "; ".join(
-        f"{path or 'the policy'} is {actual.get(path, 'absent')}, but must be "
-        f"{expected.get(path, 'absent')}"
-        for path in {**expected, **actual}
-        if actual.get(path) != expected.get(path)
-    )
-
-
 @final
 class StateCopy:
     """A worker's copy of a module, which gets the changes of the original."""

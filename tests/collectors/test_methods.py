@@ -317,7 +317,6 @@ def test_weights_that_do_not_fit_the_policies_of_a_factory_are_refused(
             super().__init__()
             self.more = torch.nn.Parameter(torch.zeros(3))
 
-    Wide.__name__ = "Level"  # Another class is an error of its own.
     with pytest.raises(
         ValueError, match=r"'module.more' is torch.float32 \[3\] in policy and missing"
     ):

@@ -87,11 +87,11 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
     "half": (lambda net: net.half(), r"float16, but must be \(\) torch\.float32"),
     "add a layer": (
         lambda net: net.add_module("more", nn.Linear(2, 2)),
-        r"more is Linear, but must be absent",
+        r"more is Linear, but was missing",
     ),
     "add a plain layer": (
         lambda net: net.add_module("more", nn.ReLU()),
-        r"more is ReLU, but must be absent",
+        r"more is ReLU, but was missing",
     ),
     "add a parameter": (
         lambda net: net.register_parameter("more", nn.Parameter(torch.ones(2))),
@@ -121,7 +121,7 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "replace by another type": (
         lambda net: net.add_module("tied", nn.Identity()),
-        r"tied is Identity, but must be Linear",
+        r"tied is Identity, but was Linear",
     ),
 }
 """Changes of a network, and what their error says."""

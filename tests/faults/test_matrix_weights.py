@@ -535,19 +535,20 @@ class Rectified(Tells):
         self.extra = nn.ReLU()
 
 
-@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
-def test_a_factory_of_another_structure_than_the_policy_is_an_error_at_the_start(
-    kind: Any,
-) -> None:
+def test_changed_settings_are_not_set_in_a_policy_of_another_structure() -> None:
     def other() -> TensorDictModule:
         policy: Any = tells()
         policy.module = Rectified()
         return policy
 
-    env = partial(CountingEnv, n_prey=0)
-    message = (
-        r"build the same network as policy.* module is Rectified, but must be "
-        r"Tells; module\.extra is ReLU, but must be absent\. Build the same"
-    )
-    with pytest.raises(ValueError, match=message):
-        kind([env] * 2, tells(), policy_factory=other, frames_per_batch=10)
+    acting: Any = tells()
+    factory = partial(CountingEnv, n_prey=0)
+    with MultiSyncCollector(
+        factory, acting, policy_factory=other, frames_per_batch=10
+    ) as collector:
+        collector.update_policy_weights_()  # Weights alone fit.
+        assert (collector.next()["hunter", "setting"] == 0).all()
+        acting.module.setting = 5.0
+        collector.update_policy_weights_()
+        with pytest.raises(ValueError, match="builds other submodules than policy has"):
+            collector.next()

@@ -72,7 +72,7 @@ def test_a_replaced_submodule_is_refused_also_with_weights(passed: bool) -> None
     with MultiSyncCollector(CountingEnv, policy, frames_per_batch=4) as collector:
         net.bound = nn.ReLU()
         weights = policy.state_dict() if passed else None
-        with pytest.raises(ValueError, match=r"is ReLU, but must be Tanh"):
+        with pytest.raises(ValueError, match=r"is ReLU, but was Tanh"):
             collector.update_policy_weights_(weights)
 
 
