@@ -4,9 +4,10 @@
     python benchmarks/reproduce.py run matrix --jobs 1  # cells of some tasks
     python benchmarks/reproduce.py page                 # docs/results.md
 
-`run` trains in runs/reproduce; repeated, it goes on after any stop, and finished runs
-are not repeated. `page` packs each cell whose runs are finished into a file of
-`benchmarks/results/reproduce`, which is committed, and writes the page from these.
+`run` trains in runs/reproduce; repeated, it goes on after any stop, and repeats neither
+finished runs nor cells whose file is committed. `page` packs each cell whose runs are
+finished into a file of `benchmarks/results/reproduce`, which is committed, and writes
+the page from these. To train a cell anew, delete its file.
 """
 
 import argparse
@@ -151,12 +152,18 @@ def name_of(task: str, algorithm: str) -> str:
     return f"{task.replace('/', '-')}-{algorithm}"
 
 
+def path_of(name: str) -> Path:
+    """Return the committed file of a cell."""
+    return COMMITTED / f"{name}.json"
+
+
 def run_cells(word: str, jobs: int) -> int:
     """Train the cells whose names contain a word; return the last exit code."""
     for task, algorithm in CELLS:
         name = name_of(task, algorithm)
         folder = RUNS / name
-        if word not in name or len(finished(folder)) == SEEDS:
+        done = path_of(name).exists() or len(finished(folder)) == SEEDS
+        if word not in name or done:
             continue
         resume = ["--resume"] if any(folder.rglob("config.json")) else []
         command = [
@@ -186,7 +193,7 @@ def pack() -> None:
         if len(runs) == SEEDS:
             COMMITTED.mkdir(parents=True, exist_ok=True)
             text = json.dumps(vars(cell_of(runs)), separators=(",", ":"))
-            (COMMITTED / f"{name}.json").write_text(text + "\n")
+            path_of(name).write_text(text + "\n")
 
 
 _PAGE = """# Published results
@@ -289,7 +296,7 @@ def _compared(cell: Cell, reference: Reference | None) -> str:
 
 def committed() -> list[Cell]:
     """Return the committed cells, in the order of `CELLS`."""
-    paths = [COMMITTED / f"{name_of(*cell)}.json" for cell in CELLS]
+    paths = [path_of(name_of(*cell)) for cell in CELLS]
     data: list[Any] = [json.loads(path.read_text()) for path in paths if path.exists()]
     return [Cell(**entry) for entry in data]
 

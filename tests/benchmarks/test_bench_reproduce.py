@@ -86,7 +86,7 @@ def test_the_page_names_what_agrees_and_what_is_missing() -> None:
 def test_cells_that_are_not_finished_are_trained_until_one_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    codes, commands = {"matrix-climbing-ippo": 3}, []
+    codes, commands = {"matrix-climbing-ia2c": 3}, []
 
     def train(command: list[str], **_: Any) -> Any:
         folder = Path(command[command.index("--out") + 1])
@@ -97,6 +97,10 @@ def test_cells_that_are_not_finished_are_trained_until_one_fails(
     begun.parent.mkdir()
     begun.touch()
     complete = {"matrix-climbing-vdn": reproduce.SEEDS, "matrix-climbing-qmix": 1}
+    committed = tmp_path / "committed"
+    committed.mkdir()
+    (committed / "matrix-climbing-mappo.json").touch()
+    monkeypatch.setattr(reproduce, "COMMITTED", committed)
     monkeypatch.setattr(reproduce, "RUNS", tmp_path)
     monkeypatch.setattr(subprocess, "run", train)
     monkeypatch.setattr(
@@ -104,10 +108,13 @@ def test_cells_that_are_not_finished_are_trained_until_one_fails(
     )
     assert reproduce.run_cells("climbing", jobs=2) == 3
     names = [name for name, _ in commands]
-    assert names == [f"matrix-climbing-{name}" for name in ("iql", "qmix", "ippo")]
-    assert ["--resume" in command for _, command in commands] == [False, True, False]
+    assert names == [
+        f"matrix-climbing-{name}" for name in ("iql", "qmix", "ippo", "ia2c")
+    ]
+    resumed = ["--resume" in command for _, command in commands]
+    assert resumed == [False, True, False, False]
     frames = [command[command.index("--frames") + 1] for _, command in commands]
-    assert frames == ["250000", "250000", "2500000"]
+    assert frames == ["250000", "250000", "2500000", "2500000"]
     commands.clear()
     assert reproduce.run_cells("8x8-2p-2f-coop", jobs=1) == 0
     assert len(commands) == 3
