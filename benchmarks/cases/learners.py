@@ -33,6 +33,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
         for recurrent in ({}, {"recurrent": "gru"})
         for algorithm in ("iql", "vdn", "qmix")
     },
+    "MADDPG": ("maddpg-local-shared", {"value.warm_up_frames": 0}),
 }
 
 
@@ -40,7 +41,9 @@ def build(stack: ExitStack, setup: str, settings: dict[str, Any]) -> dict[str, A
     """Return the alternative of a row."""
     stack.enter_context(torch.enable_grad())
     options = TrainingOptions().with_settings(settings)
-    parsed, factory = Setup.parse(setup), partial(PettingZooEnv, "simple_spread_v3")
+    parsed = Setup.parse(setup)
+    continuous = parsed.algorithm == "maddpg"
+    factory = partial(PettingZooEnv, "simple_spread_v3", continuous_actions=continuous)
     description = factory().description
     learner = learner_of(parsed.algorithm)(description, parsed, options, seed=0)
     with Collector(
