@@ -186,7 +186,7 @@ class MADDPGLearner(OffPolicyLearner):
             with torch.no_grad():
                 next_value = self._values(self.target["critic"], name, after, following)
                 reward = self._scaled(name, group["reward"])
-                goal = reward + group["discount"] * next_value * group["follows"]
+                goal = reward + group["discount"] * next_value  # 0 where none follows.
             error = (self._values(critic, name, now, taken) - goal).square()
             losses.append(_mean(error, group["counts"]))
         critic_loss = torch.stack(losses).sum()
