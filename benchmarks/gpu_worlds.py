@@ -216,7 +216,7 @@ def main() -> None:
     name = args.device
     if name != "cpu":
         name = torch.cuda.get_device_name()
-    print(f"torch {torch.__version__}, {name}; 1,000 frames/s (Collector / side)")
+    print(f"torch {torch.__version__}, {name}; frames/s (Collector / side)")
     print("| row | worlds |", " | ".join(SIDES), "|")
     print("|---|--:|" + "--:|" * len(SIDES))
     started = time.monotonic()
@@ -239,10 +239,10 @@ def cell(times: dict[str, list[float]], side: str, worlds: int) -> str:
     """Return a side's rate, and how many times as fast ``Collector`` is."""
     if side not in times:
         return "-"
-    rate = worlds * FRAMES / median(times[side]) / 1000
+    rate = worlds * FRAMES / median(times[side])
     pairs = zip(times[side], times["Collector"], strict=True)
     ratio = median(theirs / ours for theirs, ours in pairs)
-    return f"{rate:,.1f}" if side == "Collector" else f"{rate:,.1f} ({ratio:.2f})"
+    return f"{rate:,.0f}" if side == "Collector" else f"{rate:,.0f} ({ratio:.2f})"
 
 
 if __name__ == "__main__":
