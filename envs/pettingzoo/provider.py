@@ -15,6 +15,7 @@ from marl_collect.envs.common import defaults_of, is_safe_number
 from marl_collect.envs.family import UnknownTaskError
 from marl_collect.envs.pettingzoo import tasks
 from marl_collect.errors import MissingPackageError, install_command
+from marl_collect.programs.task_providers import find_callable
 
 _EXTRAS = {
     "sisl": "pettingzoo",
@@ -60,10 +61,11 @@ def find_task(task: str) -> Callable[..., Any]:
 
     Raises:
         UnknownTaskError: if the task is unknown; names existing versions, if any.
+        ValueError: if ``"module:name"`` cannot be imported or called.
         MissingPackageError: if a package is missing; names the extra to install.
     """
     if ":" in task:
-        tasks.custom(task)
+        find_callable(task)
         return partial(_build_own, task)
     try:
         name = "/".join(tasks.locate(task))
@@ -87,7 +89,7 @@ def settings(task: str) -> dict[str, Any]:
     The task's arguments come first, then ``PettingZooEnv``'s.
     """
     if ":" in task:
-        builder = tasks.custom(task)
+        builder = find_callable(task)
         defaults = defaults_of(builder)
         # Only of a class it is known, without a call, that it needs the wrapper.
         ours = _wrapper_defaults() if _builds_pettingzoo(builder) else {}
@@ -131,7 +133,7 @@ def _build(name: str, **kwargs: Any) -> Any:
 def _build_own(task: str, /, **kwargs: Any) -> Any:
     from marl_collect.core.env import TensorDictEnv
 
-    builder = tasks.custom(task)
+    builder = find_callable(task)
     names, takes_any = _parameters(builder)
     ours = _wrapper_defaults() if kwargs.keys() - names else {}
     wrapping = {k: kwargs[k] for k in kwargs if k in ours and k not in names}

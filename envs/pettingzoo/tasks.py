@@ -20,6 +20,7 @@ from marl_collect.envs.common import defaults_of
 from marl_collect.envs.family import UnknownTaskError, folders_of
 from marl_collect.errors import MissingPackageError
 from marl_collect.options import did_you_mean, nearest
+from marl_collect.programs.task_providers import find_callable
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,7 @@ def find_task(task: str, *, parallel: bool = True) -> Callable[..., Any]:
     Raises:
         UnknownTaskError: if the task is unknown; names other versions or similar
             tasks.
+        ValueError: if ``"module:name"`` cannot be imported or called.
         MissingPackageError: if a package is missing; names what to install.
         TypeError: if ``task`` is no name.
     """
@@ -140,7 +142,7 @@ def find_task(task: str, *, parallel: bool = True) -> Callable[..., Any]:
             "lambda: PettingZooWrapper(MyEnv())."
         )
     if ":" in task:
-        return custom(task)
+        return find_callable(task)
     family, name = locate(task)
     module = _import(FAMILIES[family], name, task)
     attribute = "parallel_env" if parallel else "env"
@@ -151,30 +153,6 @@ def find_task(task: str, *, parallel: bool = True) -> Callable[..., Any]:
             f"parallel=False: PettingZooEnv({task!r}, parallel=False)."
         )
     return builder
-
-
-def custom(task: str) -> Callable[..., Any]:
-    """Return the callable of ``"module:name"``.
-
-    Raises:
-        UnknownTaskError: if it cannot be imported or called.
-    """
-    module, _, path = task.partition(":")
-    try:
-        builder: Any = importlib.import_module(module)
-        for name in path.split("."):
-            builder = getattr(builder, name)
-    except (ImportError, AttributeError) as error:
-        raise UnknownTaskError(
-            f"{task} must be module:name of a callable, but importing it failed: "
-            f"{error}."
-        ) from error
-    if not callable(builder):
-        raise UnknownTaskError(
-            f"{task} must be module:name of a callable, but is {builder!r}."
-        )
-    result: Callable[..., Any] = builder
-    return result
 
 
 def locate(task: str) -> tuple[str, str]:

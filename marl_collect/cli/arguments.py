@@ -45,6 +45,18 @@ Settings = Annotated[
         help="Keyword argument for the environment; VALUE is JSON or text. Repeatable.",
     ),
 ]
+Curriculum = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:FUNCTION",
+        help="Your function `curriculum(seed, episode, level)`, which returns the task "
+        "of an episode. Its environment is told it before it resets.",
+    ),
+]
+Level = Annotated[
+    int,
+    typer.Option(min=0, help="Level that the curriculum gets."),
+]
 Cache = Annotated[
     Path | None,
     typer.Option(

@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from marl_collect.cli.arguments import POLICY_HELP, Settings
+from marl_collect.cli.arguments import POLICY_HELP, Curriculum, Level, Settings
 from marl_collect.cli.collecting import batch_frames, run
 from marl_collect.cli.consoles import user_errors
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.runs import what_to_play
+from marl_collect.cli.tasks import find_curriculum
 
 _amount = partial(typer.Option, rich_help_panel="How much")
 _acting = partial(typer.Option, rich_help_panel="Policy")
@@ -69,6 +70,8 @@ def collect(  # noqa: PLR0913 - one argument per option
     share_params: Annotated[
         bool, _acting(help="The agents of a group share one network.")
     ] = True,
+    curriculum: Curriculum = None,
+    level: Level = 0,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -98,11 +101,12 @@ def collect(  # noqa: PLR0913 - one argument per option
     Example: `marl-collect collect multiwalker_v9 --frames 20000 --workers 2`
     """
     seed = secrets.randbelow(2**31 - 1) if seed is None else seed
-    with user_errors(ValueError, ImportError, OSError):
+    with user_errors(ValueError, TypeError, ImportError, OSError):
         if frames is not None and episodes is not None:
             raise ValueError("Pass either --frames or --episodes, not both.")
         acting = PolicyRequest(policy or "", centralised, share_params, seed)
         what = what_to_play(task, acting, env, max_frames_per_traj)
+        tasks = find_curriculum(curriculum, level)
     amount = None if episodes is not None else frames or _FRAMES
     settings = {
         "frames": amount,
@@ -113,5 +117,6 @@ def collect(  # noqa: PLR0913 - one argument per option
         "num_workers": workers,
         "envs_per_worker": envs_per_worker,
         "seed": seed,
+        **tasks,
     }
     raise typer.Exit(run(what, out, settings, quiet=quiet))

@@ -4,9 +4,10 @@ from rich.table import Table
 from rich.text import Text
 
 from marl_collect.cli import arguments
-from marl_collect.cli.consoles import err, out
+from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.runs import playing
+from marl_collect.cli.tasks import find_curriculum
 
 
 def play(  # noqa: PLR0913 - one argument per option
@@ -18,6 +19,8 @@ def play(  # noqa: PLR0913 - one argument per option
     episodes: arguments.Episodes = 5,
     max_frames_per_traj: arguments.MaxFramesPerTraj = None,
     stochastic: arguments.Stochastic = False,
+    curriculum: arguments.Curriculum = None,
+    level: arguments.Level = 0,
     seed: arguments.Seed = 0,
     env: arguments.Settings = None,
 ) -> None:
@@ -28,6 +31,8 @@ def play(  # noqa: PLR0913 - one argument per option
     Example: `marl-collect play multiwalker_v9 --policy weights.pt`, or
     `marl-collect play runs/walk/ippo-local-shared/seed_0`
     """
+    with user_errors(ValueError, TypeError):
+        tasks = find_curriculum(curriculum, level)
     acting = PolicyRequest(policy or "", centralised, share_params, seed)
     preparing = playing(task, acting, env, max_frames_per_traj)
     with preparing as (what, factory, description, module):
@@ -41,6 +46,7 @@ def play(  # noqa: PLR0913 - one argument per option
                 deterministic=not stochastic,
                 max_frames_per_traj=what.max_frames_per_traj,
                 seeds=seed,
+                **tasks,
             )
     table = Table(title=f"{what.task}: {episodes} episodes")
     columns = ["episode", "frames", "team", *(f"{g}, mean" for g in description.groups)]

@@ -11,6 +11,7 @@ from marl_collect.cli import arguments
 from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.runs import playing
+from marl_collect.cli.tasks import find_curriculum
 
 
 def render(  # noqa: PLR0913 - one argument per option
@@ -26,6 +27,8 @@ def render(  # noqa: PLR0913 - one argument per option
     episodes: arguments.Episodes = 1,
     max_frames_per_traj: arguments.MaxFramesPerTraj = None,
     stochastic: arguments.Stochastic = False,
+    curriculum: arguments.Curriculum = None,
+    level: arguments.Level = 0,
     overlay: Annotated[
         bool,
         typer.Option(help="Write episode, step and returns above the picture."),
@@ -39,10 +42,11 @@ def render(  # noqa: PLR0913 - one argument per option
     Example: `marl-collect render multiwalker_v9 --policy weights.pt --out walk.mp4`
     """
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame opens no window.
-    with user_errors(ValueError, ImportError, OSError):
+    with user_errors(ValueError, TypeError, ImportError, OSError):
         from marl_collect.rendering.video import check_video
 
         check_video(target)
+        tasks = find_curriculum(curriculum, level)
     acting = PolicyRequest(policy or "", centralised, share_params, seed)
     preparing = playing(task, acting, env, max_frames_per_traj, pictures=True)
     with preparing as (what, factory, _, module):
@@ -56,6 +60,7 @@ def render(  # noqa: PLR0913 - one argument per option
             deterministic=not stochastic,
             seed=seed,
             overlay=overlay,
+            **tasks,
         )
         with err.status(Text(f"{what.task}: playing")):
             count = write_video(target, pictures, fps=fps)

@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from marl_collect.options import did_you_mean, nearest
-from marl_collect.programs.task_providers import TaskProvider, providers
+from marl_collect.programs.task_providers import (
+    TaskProvider,
+    find_callable,
+    providers,
+)
 
 
 def find_factory(
@@ -107,6 +111,39 @@ def parse_settings(settings: Sequence[str], option: str = "--env") -> dict[str, 
     return parsed
 
 
+def find_curriculum(name: str | None, level: int = 0) -> dict[str, Any]:
+    """Return the arguments of collectors for ``--curriculum`` and ``--level``.
+
+    Args:
+        name: ``"module:function"``; None without a curriculum.
+        level: of the curriculum.
+
+    Raises:
+        ValueError: if it cannot be imported, or if there is a level without it.
+        TypeError: if it is no function of seed, episode and level.
+    """
+    if name is None:
+        if level:
+            raise ValueError(
+                f"--level {level} is that of a curriculum: add --curriculum "
+                "MODULE:FUNCTION."
+            )
+        return {}
+    from marl_collect.core.factories import check_function
+
+    _see_own_modules()
+    function = find_callable(name)
+    example = "curriculum(seed, episode, level)"
+    check_function(f"--curriculum {name}", function, example, "a task")
+    return {"curriculum": function, "level": level}
+
+
+def _see_own_modules() -> None:
+    """Find modules in the working directory, as `python -m` does."""
+    if sys.path[0] != os.getcwd():
+        sys.path.insert(0, os.getcwd())
+
+
 def _find(task: str) -> tuple[TaskProvider, Callable[..., Any]]:
     """Return the first provider that knows a task, and what it found.
 
@@ -114,9 +151,8 @@ def _find(task: str) -> tuple[TaskProvider, Callable[..., Any]]:
         ValueError: if no provider knows the task; lists similar names.
         ImportError: if a package is missing; says what to install.
     """
-    if is_own(task) and sys.path[0] != os.getcwd():
-        # As `python -m` does: console scripts do not see the user's own modules.
-        sys.path.insert(0, os.getcwd())
+    if is_own(task):
+        _see_own_modules()
     hints: list[str] = []
     for provider in _providers():
         try:

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marl_collect.cli.arguments import Cache
+from marl_collect.buffers.layout import LEVEL
+from marl_collect.cli import arguments
 from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.file_tasks import UntrustedTaskError, checked_task
-from marl_collect.cli.tasks import find_factory, parse_settings
+from marl_collect.cli.tasks import find_curriculum, find_factory, parse_settings
 from marl_collect.files.atomic import require_folder
 
 if TYPE_CHECKING:
     from marl_collect.cli.viewer.episodes import Episodes
+    from marl_collect.rollout.episodes import Curriculum
 
 
-def view(
+def view(  # noqa: PLR0913 - one argument per option
     path: Annotated[str, typer.Argument(help="Folder or URL of a dataset.")],
     *,
     save: Annotated[
@@ -53,11 +55,12 @@ def view(
             "place of the dataset's; VALUE is JSON or text. Repeatable.",
         ),
     ] = None,
+    curriculum: arguments.Curriculum = None,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Server port; 0 picks a free port.")
     ] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
-    cache: Cache = None,
+    cache: arguments.Cache = None,
 ) -> None:
     """View the episodes of a dataset in a browser.
 
@@ -69,7 +72,7 @@ def view(
     Example: `marl-collect view data`, or `marl-collect view data --save best.html`
     """
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame opens no window.
-    with ExitStack() as stack, user_errors(OSError, ValueError, ImportError):
+    with ExitStack() as stack, user_errors(OSError, ValueError, TypeError, ImportError):
         from marl_collect.cli.viewer import server
 
         chosen = tuple(dict.fromkeys(episode or ()))
@@ -83,7 +86,9 @@ def view(
                 )
             require_folder(save)
         typed = parse_settings(env or [])
-        shown = stack.enter_context(closing(_episodes(path, task, cache, typed)))
+        tasks = find_curriculum(curriculum)
+        opened = _episodes(path, task, cache, typed, tasks.get("curriculum"))
+        shown = stack.enter_context(closing(opened))
         chosen = shown.known(chosen)
         listed = chosen if save else None
         answers: server.Answers = {
@@ -111,6 +116,7 @@ def _episodes(
     task: str | None,
     cache: Path | None = None,
     typed: Mapping[str, Any] = MappingProxyType({}),
+    curriculum: "Curriculum | None" = None,
 ) -> "Episodes":
     """Open a dataset.
 
@@ -119,11 +125,12 @@ def _episodes(
         task: that draws the episodes; None for the dataset's.
         cache: as for ``open_dataset``.
         typed: settings of the task, which replace the dataset's.
+        curriculum: that the episodes were recorded with.
 
     Raises:
         FileNotFoundError: if there is none; says where the curves of runs are.
-        ValueError: if it is damaged, there is no such task, or its settings in the
-            dataset are not safe.
+        ValueError: if it is damaged, there is no such task, its settings in the
+            dataset are not safe, or only one of dataset and user has a curriculum.
     """
     from marl_collect.cli.viewer.episodes import Episodes
     from marl_collect.storage import open_dataset
@@ -140,8 +147,18 @@ def _episodes(
             ) from error
         raise
     about = trajectories.description
+    has_levels = any(field.key == LEVEL for field in trajectories.keys)
+    if curriculum is not None and not has_levels:
+        raise ValueError(
+            f"{trajectories.name} was recorded without a curriculum: omit --curriculum."
+        )
 
     def find(typed_task: str | None = None) -> Callable[[], Any]:
+        if has_levels and curriculum is None:
+            raise ValueError(
+                f"{trajectories.name} was recorded with a curriculum, whose tasks are "
+                "not in the data: add --curriculum MODULE:FUNCTION."
+            )
         chosen, kwargs = checked_task(
             trajectories.name,
             about.task,
@@ -161,9 +178,9 @@ def _episodes(
             return f"The episodes cannot be drawn. {error}"
 
     if task is None:
-        return Episodes(trajectories, find_recorded)
+        return Episodes(trajectories, find_recorded, curriculum)
     factory = find(task)
-    return Episodes(trajectories, lambda: factory)
+    return Episodes(trajectories, lambda: factory, curriculum)
 
 
 def _requests(shown: "Episodes", chosen: Sequence[int]) -> Iterator[str]:

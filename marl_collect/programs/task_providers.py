@@ -6,6 +6,7 @@ register their own environments.
 """
 
 from collections.abc import Callable
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Protocol, cast
 
@@ -61,3 +62,27 @@ def packages() -> list[str]:
     for provider in providers():
         names |= dict.fromkeys(getattr(provider, "packages", tuple)())
     return list(names)
+
+
+def find_callable(name: str) -> Callable[..., Any]:
+    """Return the callable of ``"module:name"``.
+
+    Raises:
+        ValueError: if it cannot be imported or called.
+    """
+    module, _, path = name.partition(":")
+    try:
+        found: Any = import_module(module)
+        for attribute in path.split("."):
+            found = getattr(found, attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{name} must be module:name of a callable, but importing it failed: "
+            f"{error}."
+        ) from error
+    if not callable(found):
+        raise ValueError(  # noqa: TRY004 - the name is wrong, not its type
+            f"{name} must be module:name of a callable, but is {found!r}."
+        )
+    result: Callable[..., Any] = found
+    return result

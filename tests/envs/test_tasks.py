@@ -90,7 +90,7 @@ def test_an_aec_only_task_is_an_error_that_suggests_parallel_false() -> None:
 
 
 def test_a_module_without_the_callable_is_an_error() -> None:
-    with pytest.raises(UnknownTaskError, match="has no attribute 'Nothing'"):
+    with pytest.raises(ValueError, match="has no attribute 'Nothing'"):
         find_task("workloads.pair:Nothing")
 
 

@@ -16,6 +16,7 @@ from marl_collect.core.signature import ACTS, MEMBER, NOBODY, POLICY_ID
 from marl_collect.rendering.pictures import to_picture, to_png
 
 if TYPE_CHECKING:
+    from marl_collect.rollout.episodes import Curriculum
     from marl_collect.storage import Trajectories
 
 FRAMES: Final = 2_000
@@ -44,15 +45,18 @@ class Episodes:
         trajectories: the episodes.
         find_factory: returns a factory of the environment, to draw episodes without
             stored pictures by repeating their actions; or why there is none.
+        curriculum: that the episodes were recorded with, if any.
     """
 
     def __init__(
         self,
         trajectories: "Trajectories",
         find_factory: Callable[[], Callable[[], Any] | str],
+        curriculum: "Curriculum | None" = None,
     ) -> None:
         self._list = trajectories
         self._find_factory = find_factory
+        self._curriculum = curriculum
         groups = trajectories.description.environment.groups
         self._agents = [
             (name, i) for name, g in groups.items() for i in range(g.n_agents)
@@ -346,7 +350,7 @@ class Episodes:
             raise ValueError(factory)  # noqa: TRY004 - the reason, no wrong type
         if seed is None:
             raise ValueError("The seed of this episode was not stored.")
-        return partial(_draw, factory, self._episode(number), seed)
+        return partial(_draw, factory, self._episode(number), seed, self._curriculum)
 
 
 @final
@@ -438,7 +442,10 @@ class _Drawer:
 
 
 def _draw(
-    factory: Callable[[], Any], frames: Mapping[Any, NDArray[Any]], seed: int
+    factory: Callable[[], Any],
+    frames: Mapping[Any, NDArray[Any]],
+    seed: int,
+    curriculum: "Curriculum | None",
 ) -> Generator[bytes]:
     """Yield a PNG of each state of an episode in which actions were taken."""
     import torch
@@ -448,7 +455,9 @@ def _draw(
 
     values = {key: torch.from_numpy(array) for key, array in frames.items()}
     length = len(next(iter(frames.values())))
-    pictures = replay_pictures(factory, TensorDict(values, [length]), seed=seed)
+    pictures = replay_pictures(
+        factory, TensorDict(values, [length]), seed=seed, curriculum=curriculum
+    )
     for t, picture in enumerate(pictures):
         if t == length - 1:
             for _ in pictures:  # The state at the end is compared too, not shown.
