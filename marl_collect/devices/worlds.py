@@ -337,6 +337,10 @@ def _wide(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return mask.reshape(*mask.shape, *[1] * (like.ndim - mask.ndim))
 
 
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 def _actions(
     name: str, group: GroupDescription, tensors: Mapping[Key, torch.Tensor]
 ) -> Callable[[], Any]:
@@ -355,7 +359,7 @@ def _actions(
             ]
             readers[key[2:]] = partial(torch.clamp, tensor, *bounds)
         else:
-            readers[key[2:]] = tensor.detach
+            readers[key[2:]] = partial(_itself, tensor)
     return readers.get((), partial(nested, readers))
 
 
