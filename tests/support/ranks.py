@@ -9,6 +9,15 @@ from pathlib import Path
 from support.processes import SOON
 from support.scripts import Program, run_python, start_python
 
+_TESTS = str(Path(__file__).parents[1])
+
+
+def _variables() -> dict[str, str]:
+    """Return variables with which programs find ``support`` too."""
+    paths = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), _TESTS]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 _CONNECT = """
 import os
 import sys
@@ -46,7 +55,7 @@ def job(
                 *["job.py", str(folder), *arguments],
                 cwd=folder,
                 stderr=-2,
-                env=os.environ | own,
+                env=_variables() | own,
             )
             programs.append(stack.enter_context(program))
         yield programs
@@ -83,5 +92,6 @@ def torchrun(
         script,
         *arguments,
         cwd=folder,
+        env=_variables(),
         interpreter=True,
     )

@@ -16,26 +16,21 @@ pytestmark = pytest.mark.processes
 
 JOB = """
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
-from marl_collect import MultiSyncCollector, describe
-from marl_collect.models import make_policy
+from marl_collect import MultiSyncCollector
 from marl_collect.training import checkpoint as module
+from support.learners import Learner
 from workloads.counting import CountingEnv
 
 batches, resume = int(arguments[0]), "--resume" in arguments
 module.SAVE_SECONDS = 0.0  # Each batch takes longer.
-torch.manual_seed(rank)  # DDP sends the weights of rank 0 to all.
-description = describe(CountingEnv)
-policy = make_policy(description, num_cells=[8])
-ddp = DistributedDataParallel(policy)
-optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+learner = Learner(rank)
 rows = []
-parts = {"policy": policy, "optimizer": optimizer, "rows": rows}
+parts = {"policy": learner.policy, "optimizer": learner.optimizer, "rows": rows}
 with (
     MultiSyncCollector(
-        CountingEnv, policy, num_workers=1, envs_per_worker=2, frames_per_batch=20,
-        total_frames=20 * batches, seed=5,
+        CountingEnv, learner.policy, num_workers=1, envs_per_worker=2,
+        frames_per_batch=20, total_frames=20 * batches, seed=5,
     ) as collector,
     module.Checkpoint(
         f"{folder}/run", parts | {"collector": collector}, resume=resume
@@ -43,14 +38,7 @@ with (
 ):
     print("pids", *collector.worker_pids, flush=True)
     for batch in collector:
-        data = ddp(batch.reshape(-1).clone())
-        loss = 0.0
-        for group in description.groups:
-            reward = data["next", group, "reward"][..., 0]
-            loss += (data[group, "action_log_prob"] * reward).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        weights = learner.update(batch)
         collector.update_policy_weights_()
         rows.append(batch["collector", "traj_ids"].clone())
         stats = collector.stats(all_ranks=True)
@@ -58,7 +46,7 @@ with (
         print("batch", collector.frames, flush=True)
         checkpoint.batch_done()
 torch.save(
-    {"weights": [*policy.parameters()], "rows": rows, "stats": stats},
+    {"weights": [weights], "rows": rows, "stats": stats},
     f"{folder}/result-{rank}.pt",
 )
 """

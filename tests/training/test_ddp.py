@@ -19,41 +19,21 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp_ppo.py"
 UPDATES = 50
 
 LEARNS = """
-import copy
-
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
-from marl_collect import MultiSyncCollector, describe
-from marl_collect.models import make_policy
+from marl_collect import MultiSyncCollector
+from support.learners import Learner
 from workloads.counting import CountingEnv
 
-updates = int(arguments[0])
-torch.manual_seed(rank)  # DDP sends the weights of rank 0 to all.
-description = describe(CountingEnv)
-policy = make_policy(description, num_cells=[8])
-trained = copy.deepcopy(policy) if "--alone" in arguments else (
-    DistributedDataParallel(policy)
-)
-module = getattr(trained, "module", trained)
-optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
+learner = Learner(rank, alone="--alone" in arguments)
 weights = []
 with MultiSyncCollector(
-    CountingEnv, policy, num_workers=1, frames_per_batch=8, seed=5,
+    CountingEnv, learner.policy, num_workers=1, frames_per_batch=8, seed=5,
 ) as collector:
-    for _ in range(updates):
-        batch = collector.next()
-        data = trained(batch.reshape(-1).clone())
-        loss = 0.0
-        for group in description.groups:
-            reward = data["next", group, "reward"][..., 0]
-            loss += (data[group, "action_log_prob"] * reward).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        collector.update_policy_weights_(module)
-        weights.append(torch.nn.utils.parameters_to_vector(module.parameters()))
-torch.save(torch.stack(weights).detach(), f"{folder}/weights-{rank}.pt")
+    for _ in range(int(arguments[0])):
+        weights.append(learner.update(collector.next()))
+        collector.update_policy_weights_()
+torch.save(torch.stack(weights), f"{folder}/weights-{rank}.pt")
 """
 
 
@@ -82,22 +62,18 @@ import signal
 import sys
 import time
 
-import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
-from marl_collect import MultiSyncCollector, describe
-from marl_collect.models import make_policy
+from marl_collect import MultiSyncCollector
 from marl_collect.training.checkpoint import Checkpoint
+from support.learners import Learner
 from workloads.counting import CountingEnv, Fault
 
 folder, victim, fault = sys.argv[1:]
 if not dist.is_initialized():
     dist.init_process_group("gloo")
 fails = dist.get_rank() == int(victim)
-description = describe(CountingEnv)
-policy = make_policy(description, num_cells=[8])
-learner = DistributedDataParallel(policy)
+learner = Learner(dist.get_rank())
 
 
 def make_env():
@@ -107,19 +83,19 @@ def make_env():
 
 with (
     MultiSyncCollector(
-        make_env, policy, num_workers=1, frames_per_batch=8, seed=5
+        make_env, learner.policy, num_workers=1, frames_per_batch=8, seed=5
     ) as collector,
-    Checkpoint(folder, {"policy": policy}) as checkpoint,
+    Checkpoint(folder, {"policy": learner.policy}) as checkpoint,
 ):
     print("worker", *collector.worker_pids, flush=True)
     for number in range(10**6):
-        data = learner(collector.next().reshape(-1).clone())
+        batch = collector.next()
         if fails and number == 5 and fault != "environment":
             print("fails at", time.time(), flush=True)
             if fault == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise KeyError("the first cause")
-        sum(data[g, "action_log_prob"].mean() for g in description.groups).backward()
+        learner.update(batch)
         checkpoint.batch_done()
 """
 CAUSES = {
