@@ -4,15 +4,22 @@ import re
 from pathlib import Path
 from typing import Final
 
-_URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}([^/].*)")
+_URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)")
 
 
 def url_of(path: str | Path) -> str | None:
     """Return a URL without its last slash; None if ``path`` is a folder here.
 
     A ``Path`` has removed one of the two slashes.
+
+    Raises:
+        ValueError: if it is the URL of a folder of this machine.
     """
     match = _URL.fullmatch(str(path))
+    if match and match[1] in ("file", "local"):
+        raise ValueError(
+            f"{path} is a folder of this machine: pass its path, without {match[1]}:."
+        )
     return f"{match[1]}://{match[2].rstrip('/')}" if match else None
 
 

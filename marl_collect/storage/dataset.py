@@ -10,6 +10,7 @@ from tensordict import TensorDict
 
 from marl_collect.errors import DatasetError
 from marl_collect.files.urls import url_of
+from marl_collect.options import Option, require
 from marl_collect.programs import notebooks
 from marl_collect.storage.cache import Cache, cache_folder, open_cache, user_cache
 from marl_collect.storage.card import card
@@ -66,7 +67,9 @@ class Dataset(Loadable):
         Raises:
             IndexError: if a number is out of range.
         """
-        return self.transitions[np.asarray(numbers).reshape(-1)]
+        if not isinstance(numbers, slice):
+            numbers = np.asarray(numbers).reshape(-1)
+        return self.transitions[numbers]
 
     def __getitems__(self, indices: list[int]) -> TensorDict:
         return self[indices]
@@ -162,12 +165,15 @@ def open_dataset(
     Raises:
         FileNotFoundError: if a folder does not exist or has no batches.
         NotADirectoryError: if it is a file.
+        TypeError: if ``path`` has another type.
+        ValueError: if two folders have the same run, or options have no URL.
         DatasetError: if a file is damaged or missing, or two files are of different
             kinds; names it.
         ImportError: if the package for a URL is missing. The message names it.
         OSError: if the cache cannot be written.
     """
-    paths = [path] if isinstance(path, str | Path) else list(path)
+    path = require("path", path, str | Path | Sequence[str | Path], Option(""))
+    paths = [path] if isinstance(path, str | Path) else path
     if not paths:
         raise ValueError("There are no folders to open.")
     names = [url_of(folder) or str(Path(folder).absolute()) for folder in paths]
@@ -210,7 +216,7 @@ def _list_all(folders: Sequence[Path]) -> list[BatchFile]:
             raise FileNotFoundError(f"{folder} has no batches of a dataset.")
         for file in listed:
             other = of_runs.setdefault(file.run, folder)
-            if other != folder:
+            if other is not folder:  # One folder may be passed twice.
                 raise ValueError(
                     f"The run {file.run} is in {other} and in {folder}, so its "
                     "episodes would be read twice."

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import assemble, key_path
+from marl_collect.options import Option, require
 from marl_collect.processes.cgroups import free_memory
 from marl_collect.storage.cache import Cache
 from marl_collect.storage.columns import Column
@@ -42,8 +43,7 @@ def draw(
     n: int, count: int, what: str, generator: torch.Generator | None
 ) -> NDArray[np.int64]:
     """Draw ``n`` of ``count`` items uniformly, with replacement."""
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
-        raise ValueError(f"n must be an integer of at least 0, but is {n!r}.")
+    n = require("n", n, int, Option("", at_least=0))
     if not count:
         raise ValueError(f"There are no {what}.")
     drawn: NDArray[np.int64] = torch.randint(
@@ -119,7 +119,8 @@ class Transitions(Loadable):
         """Sample ``n`` frames uniformly, with replacement: ``[n]``.
 
         Raises:
-            ValueError: if there are no frames, or if ``n`` is invalid.
+            TypeError: if ``n`` is not an integer.
+            ValueError: if there are no frames, or ``n`` is negative.
         """
         what = f"frames to sample in {self.name}"
         return self._positions(draw(n, len(self), what, generator))

@@ -169,7 +169,9 @@ def moments_of(
             values = tensor.double()
             if key[0] in names:
                 values = values.flatten(0, 1)
-            variance, mean = torch.var_mean(values, 0, correction=0)
+            variance = mean = values.new_zeros(values.shape[1:])
+            if values.numel():  # Otherwise torch warns.
+                variance, mean = torch.var_mean(values, 0, correction=0)
             count, mean_before, before = moments.get(key, (0, mean, variance))
             total, apart = count + len(values), mean - mean_before
             share = len(values) / total

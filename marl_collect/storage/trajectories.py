@@ -17,6 +17,7 @@ from marl_collect.core.description import Key
 from marl_collect.core.seeding import episode_seeds
 from marl_collect.files.folders import completed
 from marl_collect.files.urls import local_folder
+from marl_collect.options import Option, require
 from marl_collect.storage.columns import DONE, Column, flat_rows
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode
@@ -26,6 +27,7 @@ from marl_collect.storage.writer import Writer
 
 _Chosen = NDArray[np.int64] | slice
 _ABOUT: Final = ("traj_id", "length", "terminated")
+_QUANTILES: Final = Option("", at_least=0, at_most=1, hint="They ascend.")
 _FILE_BYTES: Final = 2**26
 """Decoded size of a saved batch: what writing and reading one hold in memory."""
 
@@ -181,8 +183,9 @@ class Trajectories(Sequence[TensorDict], Loadable):
         Raises:
             ValueError: if the quantiles do not ascend between 0 and 1.
         """
-        edges = list(quantiles)
-        if edges != sorted(set(edges)) or not all(0 < q < 1 for q in edges):
+        edges: Any = np.asarray(quantiles, object).tolist()  # Arrays become lists.
+        edges = require("quantiles", edges, Sequence[float], _QUANTILES)
+        if edges != sorted({0, *edges, 1})[1:-1]:
             raise ValueError(f"quantiles must ascend between 0 and 1, not {edges}.")
         returns = self.returns
         if not len(self):
@@ -197,7 +200,8 @@ class Trajectories(Sequence[TensorDict], Loadable):
             ``[n, longest]``, padded with zeros, and a bool ``("collector", "mask")``.
 
         Raises:
-            ValueError: if there are no episodes, or if ``n`` is invalid.
+            TypeError: if ``n`` is not an integer.
+            ValueError: if there are no episodes, or ``n`` is negative.
         """
         what = f"episodes to sample in {self.name}"
         return self._padded(draw(n, len(self), what, generator))
@@ -220,18 +224,14 @@ class Trajectories(Sequence[TensorDict], Loadable):
                 columns are padded.
 
         Raises:
+            TypeError: if a number is not an integer.
             ValueError: if the numbers do not fit.
         """
+        length = require("length", length, int, Option("", at_least=1))
         stride = length if stride is None else stride
-        if length < 1:
-            raise ValueError(f"length must be at least 1, but is {length}.")
-        if not 1 <= stride <= length:
-            raise ValueError(
-                f"stride must be between 1 and length={length}, but is {stride}: "
-                "every frame is in a piece."
-            )
-        if burn_in < 0:
-            raise ValueError(f"burn_in must be at least 0, but is {burn_in}.")
+        bounds = Option("", 1, length, hint="Every frame is in a piece.")
+        stride = require("stride", stride, int, bounds)
+        burn_in = require("burn_in", burn_in, int, Option("", at_least=0))
         # The last piece of an episode is the first one that reaches its end.
         counts = 1 + -(-np.maximum(self.lengths - length, 0) // stride)
         read = partial(self._pieces, starts(counts), length, stride, burn_in)
@@ -253,13 +253,12 @@ class Trajectories(Sequence[TensorDict], Loadable):
             gamma: discount of the rewards in between.
 
         Raises:
+            TypeError: if one is not a number.
             ValueError: if ``n`` is less than 1, ``gamma`` is not between 0 and 1, or no
                 reward is selected.
         """
-        if n < 1:
-            raise ValueError(f"n must be at least 1, but is {n}.")
-        if not 0 <= gamma <= 1:
-            raise ValueError(f"gamma must be between 0 and 1, but is {gamma}.")
+        n = require("n", n, int, Option("", at_least=1))
+        gamma = require("gamma", gamma, float, Option("", at_least=0, at_most=1))
         if not any(column.is_reward for column in self.keys):
             raise ValueError("No reward is selected: add its key to select().")
         read = partial(self._n_steps, n, gamma)

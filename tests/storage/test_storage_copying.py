@@ -269,6 +269,11 @@ def test_bad_places_are_errors_that_name_them(
         open_dataset(local, endpoint_url="x")
     with pytest.raises(OSError, match=r"nothing://x cannot be .*Protocol not known"):
         copy(local, "nothing://x")
+    for url in ("file:///x", Path("file:///x"), "local://x"):
+        with pytest.raises(ValueError, match="pass its path, without"):
+            open_dataset(url)
+    with pytest.raises(FileNotFoundError, match="memory://x has no batches"):
+        open_dataset("memory:///x")
     with pytest.raises(OSError, match="bucket does not exist"):
         copy(local, "s3://none/x", **server)
     gone = server | {

@@ -150,15 +150,21 @@ def test_several_folders_are_read_as_one(path: Path, tmp_path: Path) -> None:
     add(tmp_path / "other", 0, task="another")
     with pytest.raises(DatasetError, match="task is 'another', but 'c' in"):
         open_dataset([path, tmp_path / "other"], cache=tmp_path / "cache")
-    with pytest.raises(ValueError, match="episodes would be read twice"):
-        open_dataset([path, shutil.copytree(path, tmp_path / "f")])
+    for twice in (path, shutil.copytree(path, tmp_path / "f")):
+        with pytest.raises(ValueError, match="episodes would be read twice"):
+            open_dataset([path, twice])
     with pytest.raises(ValueError, match="no folders"):
         open_dataset([])
+    wrong: Any
+    for wrong in (b"data", None, 3, [b"data"]):
+        with pytest.raises(TypeError, match="path must be a string, a Path or a seq"):
+            open_dataset(wrong)
 
 
 def test_a_view_has_all_small_keys_without_copying(path: Path) -> None:
     dataset = open_dataset(path)
     numbers = torch.tensor([3, 7, 3])
+    assert (dataset[1:9:3] == dataset[[1, 4, 7]]).all()
     keys = [key for key in dataset.view.keys(True, True) if "image" not in key]
     assert (dataset.view[numbers] == dataset.transitions[numbers].select(*keys)).all()
     assert len(dataset.view) == len(dataset)

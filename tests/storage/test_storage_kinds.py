@@ -58,7 +58,6 @@ def test_values_of_every_dtype_and_shape_come_back(
     if dtype.is_complex:
         with pytest.raises(ValueError, match="complex"):
             dataset.transitions.moments(key)
-    if dtype.is_complex or not frames[key].numel():
         return
     moments = dataset.transitions.moments(key)
     (scaled,) = dataset.transitions.normalised(moments).loader(24, shuffle=False)

@@ -245,12 +245,16 @@ REFUSALS = {
         1, rank=2, world_size=2, seed=0
     ),
     "pass both, or neither": lambda d: d.loader(1, rank=1, seed=0),
-    "length must be at least 1": lambda d: d.trajectories.sequences(0),
-    "between 1 and length=3, but is 4": lambda d: d.trajectories.sequences(3, stride=4),
-    "between 1 and length=3, but is 0": lambda d: d.trajectories.sequences(3, stride=0),
-    "burn_in must be at least 0": lambda d: d.trajectories.sequences(3, burn_in=-1),
-    "n must be at least 1": lambda d: d.trajectories.n_step(0),
-    "gamma must be between 0 and 1": lambda d: d.trajectories.n_step(2, gamma=1.5),
+    "length must be .* at least 1, but is 0": lambda d: d.trajectories.sequences(0),
+    "length must be an integer .*2.5": lambda d: d.trajectories.sequences(2.5),
+    "length must be an integer .*'3'": lambda d: d.trajectories.sequences("3"),
+    "at most 3, but is 4. Every": lambda d: d.trajectories.sequences(3, stride=4),
+    "at least 1, but is 0. Every": lambda d: d.trajectories.sequences(3, stride=0),
+    "burn_in .*1.5": lambda d: d.trajectories.sequences(3, burn_in=1.5),
+    "burn_in .* at least 0": lambda d: d.trajectories.sequences(3, burn_in=-1),
+    "n must be an integer of at least 1, but is 0": lambda d: d.trajectories.n_step(0),
+    "n must be an integer .*1.5": lambda d: d.trajectories.n_step(1.5),
+    "gamma must be .* at most 1": lambda d: d.trajectories.n_step(2, gamma=1.5),
     "No reward is selected": lambda d: d.trajectories.select("collector").n_step(2),
     "There is nothing to load": lambda d: d.trajectories[:0].loader(1),
 }
@@ -258,5 +262,5 @@ REFUSALS = {
 
 @pytest.mark.parametrize("message", REFUSALS)
 def test_arguments_that_do_not_fit_are_refused(dataset: Dataset, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         REFUSALS[message](dataset)
