@@ -8,6 +8,7 @@
 #   make test       install every extra, MeltingPot included, and run the tests
 #   make test-random-order  run them in a random order: SEED=7 repeats one
 #   make test-fast  run the tests that start no process: at every change
+#   make test-fresh run the tests that start programs, each in a fresh interpreter
 #   make test-versions  run the core tests with the oldest and the newest tensordict, and
 #                   with the newest releases of everything on newer Pythons
 #   make docs       install what the documentation needs, and build it into build/docs
@@ -67,7 +68,7 @@ EXTRAS ?=
 # Otherwise every process that runs tests compiles them anew, in 6 to 8 seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo try check test test-random-order test-fast test-processes test-versions test-tensordict docs check-package lint format format-check typecheck bench fuzz \
+.PHONY: demo try check test test-random-order test-fast test-processes test-fresh test-versions test-tensordict docs check-package lint format format-check typecheck bench fuzz \
 	fuzz-storage mutations equality environments constraints clean
 
 demo: $(STAMP_DEMO)
@@ -77,7 +78,7 @@ demo: $(STAMP_DEMO)
 try: $(STAMP_TRY)
 	$(BIN)/python -m pytest -n 0 $(or $(ARGS),tests/core/test_flags.py tests/core/test_batch.py)
 
-test test-random-order test-processes: JOBS ?= 3
+test test-random-order test-processes test-fresh: JOBS ?= 3
 test-fast test-tensordict fuzz: JOBS ?= 2
 test-python-%: JOBS ?= 2
 
@@ -96,6 +97,13 @@ test-fast: $(STAMP_ALL)
 # With test-fast, these are all the tests.
 test-processes: $(STAMP_ALL)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --processes $(ARGS)
+
+# The other commands fork the programs of tests from a process that has imported torch,
+# which hides what depends on a cold start (tests/support/scripts.py).
+test-fresh: $(STAMP_ALL)
+	MARL_COLLECT_TEST_FRESH=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup \
+		--processes $(filter-out tests/test_support.py,$(shell \
+		grep -rlE "support.(ranks|scripts) import" tests --include "test_*.py")) $(ARGS)
 
 # Cheapest first. test-fast and test-processes together are all the tests.
 CHECKS := lint format-check docs typecheck test-fast test-processes test-tensordict

@@ -40,7 +40,7 @@ def run_alone(
         (folder / f"test_{name}.py").write_text("import pytest\n" + text)
     process = run_python(
         *("-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull, *options),
-        *("-W", "ignore", "--rootdir", folder, folder),
+        *("-Wignore", "--rootdir", folder, folder),
         env={**os.environ, "CI": "", **variables},
         timeout=500.0,
     )

@@ -15,7 +15,7 @@ PPO = ["--iterations", "1", "--frames", "100", "--epochs", "1", "--minibatch", "
 
 
 def run(script: str, *arguments: str, folder: Path) -> str:
-    process = run_python("-W", "ignore", ROOT / script, *arguments, cwd=folder)
+    process = run_python("-Wignore", ROOT / script, *arguments, cwd=folder)
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout
 

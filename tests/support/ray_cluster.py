@@ -131,12 +131,13 @@ def started() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     nodes: Any = Cluster()
+    address = warm_process(os.getpid()).hex()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(services, "get_node", partial(_get_node, services.get_node))
         nodes.add_node = partial(
             nodes.add_node,
             setup_worker_path=ray_workers.__file__,
-            env_vars=ENVIRONMENT | {ray_workers.SOCKET: warm_process(os.getpid())},
+            env_vars=ENVIRONMENT | {ray_workers.ADDRESS: address},
             object_store_memory=STORE,
             include_dashboard=False,
             wait=False,

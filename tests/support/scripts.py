@@ -13,138 +13,55 @@ when they load.
 
 import atexit
 import os
-import pickle
-import select
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, Final, Self, cast
+from typing import Any, Final
+
+from support.warm import hand_over
 
 LIMIT: Final = 280.0
 """Seconds that a program may take; below pytest's limit for a test."""
 
+FRESH: Final = "MARL_COLLECT_TEST_FRESH" in os.environ
+"""Whether every program is a fresh interpreter (``make test-fresh``)."""
 
-class Program:
-    """A running program; the methods are those of ``subprocess.Popen``.
 
-    The process is not our child but the warm process's, which sends its exit code.
-    """
+class Program(subprocess.Popen[str]):
+    """A program. Its process is the warm process's child, which sends its exit code."""
 
-    def __init__(
-        self,
-        args: Sequence[str],
-        pid: int,
-        status: socket.socket,
-        pipes: Sequence[int | None],
-    ) -> None:
-        self.args = args
-        self.pid = pid
-        self.returncode: int | None = None
-        self._status = status
-        # What is written to by several programs may contain anything.
-        self.stdin, self.stdout, self.stderr = (
-            None
-            if fd is None
-            else os.fdopen(fd, mode, encoding="utf-8", errors="replace")
-            for fd, mode in zip(pipes, "wrr", strict=True)
-        )
+    def _execute_child(self, *arguments: Any) -> None:
+        self._status = socket.socket(socket.AF_UNIX)
+        self._status.connect(warm_process(os.getpid()))
+        hand_over(self._status, self, *arguments)
+        self.pid = int(self._status.recv(10, socket.MSG_WAITALL))
 
-    def poll(self) -> int | None:
-        """Return the exit code, negative for a signal; None while it runs."""
-        return self._wait(0.0)
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end and return the exit code.
-
-        Raises:
-            subprocess.TimeoutExpired: after ``timeout`` seconds.
-        """
-        code = self._wait(timeout)
-        if code is None:
-            raise subprocess.TimeoutExpired(list(self.args), cast(float, timeout))
-        return code
-
-    def _wait(self, timeout: float | None) -> int | None:
-        if self.returncode is None:
-            poller = select.poll()
-            poller.register(self._status, select.POLLIN)
-            if poller.poll(None if timeout is None else timeout * 1000):
-                with self._status:
-                    code = self._status.recv(16)
-                # Nothing: the warm process has ended, and killed its programs.
-                self.returncode = int(code) if code else -signal.SIGKILL
+    def _internal_poll(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self._wait(0.0)
         return self.returncode
 
-    def communicate(
-        self,
-        input: str | None = None,  # noqa: A002
-        timeout: float | None = None,
-    ) -> tuple[str, str]:
-        """Write ``input``, read both outputs to their ends, and wait.
-
-        Raises:
-            subprocess.TimeoutExpired: after ``timeout`` seconds; the program goes on.
-        """
-        texts: dict[str, str] = {}
-
-        def read(name: str, file: IO[str]) -> None:
-            texts[name] = file.read()
-            file.close()
-
-        def write(text: str, file: IO[str]) -> None:
+    def _wait(self, timeout: float | None) -> int:
+        if self.returncode is None:
+            self._status.settimeout(timeout)
             try:
-                file.write(text)
-                file.close()
-            except BrokenPipeError:
-                pass
+                code = self._status.recv(10, socket.MSG_WAITALL)
+            except (BlockingIOError, TimeoutError):
+                raise subprocess.TimeoutExpired(self.args, timeout or 0) from None
+            self._status.close()
+            # Nothing: the warm process has ended, and killed its programs.
+            self.returncode = int(code or -signal.SIGKILL)
+        return self.returncode
 
-        jobs: list[tuple[Any, ...]] = []
-        if self.stdin is not None:
-            jobs.append((write, input or "", self.stdin))
-        for name in ("stdout", "stderr"):
-            file = getattr(self, name)
-            if file is not None and not file.closed:
-                jobs.append((read, name, file))
-        threads = [threading.Thread(target=f, args=arguments) for f, *arguments in jobs]
-        for thread in threads:
-            thread.daemon = True
-            thread.start()
-        for thread in threads:
-            thread.join(timeout)
-            if thread.is_alive():
-                raise subprocess.TimeoutExpired(list(self.args), cast(float, timeout))
-        self.wait(timeout)
-        return texts.get("stdout", ""), texts.get("stderr", "")
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal, unless the program has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self.send_signal(signal.SIGKILL)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, kind: Any, *rest: Any) -> None:
         if kind is not None and self.poll() is None:
             os.killpg(self.pid, signal.SIGKILL)
-        for file in (self.stdin, self.stdout, self.stderr):
-            if file is not None:
-                file.close()
-        self.wait()
+        super().__exit__(kind, *rest)
 
 
 def start_python(
@@ -167,36 +84,18 @@ def start_python(
         interpreter: start a fresh interpreter instead of forking a warm one.
     """
     args = [str(argument) for argument in command]
-    ours: list[int | None] = [None, None, None]
-    theirs: list[int] = []
-    if stdin == subprocess.PIPE:
-        end, ours[0] = os.pipe()
-    else:
-        end = os.open(os.devnull, os.O_RDONLY)
-    theirs.append(end)
-    ours[1], end = os.pipe()
-    theirs.append(end)
-    if stderr == subprocess.STDOUT:
-        theirs.append(os.dup(end))
-    else:
-        ours[2], end = os.pipe()
-        theirs.append(end)
-    request = {
-        "command": args,
-        "cwd": str(cwd or os.getcwd()),
-        "env": dict(os.environ if env is None else env),
-        "interpreter": interpreter,
-    }
-    try:
-        status = ask(warm_process(os.getpid()), request, theirs)
-    finally:
-        for fd in theirs:
-            os.close(fd)
-    pid = b""
-    while not pid.endswith(b"\n"):
-        pid += (byte := status.recv(1))
-        assert byte, "the warm process has ended"
-    return Program([sys.executable, *args], int(pid), status, ours)
+    if interpreter or FRESH:
+        args.insert(0, sys.executable)
+    return Program(
+        args,
+        cwd=cwd,
+        env=env,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        encoding="utf-8",
+        errors="replace",  # What several programs write to may contain anything.
+    )
 
 
 def run_python(
@@ -263,50 +162,29 @@ def run_mounted(
 
 
 @cache
-def warm_process(owner: int) -> str:
-    """Return the socket of this test process's warm process, which is started first.
+def warm_process(owner: int) -> bytes:
+    """Return the address of this test process's warm process, which is started first.
 
     Args:
         owner: our process id; the warm process of our parent is not ours.
     """
-    folder = tempfile.TemporaryDirectory()
-    path = f"{folder.name}/socket"
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
+        listener.bind("")  # The kernel chooses a name, which is no file.
         listener.listen(100)
         process = subprocess.Popen(
-            [
-                sys.executable,
-                Path(__file__).with_name("warm.py"),
-                str(listener.fileno()),
-            ],
+            [sys.executable, "-c", "import warm; warm.main()", str(listener.fileno())],
             pass_fds=[listener.fileno()],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            env=os.environ | {"MARL_COLLECT_WORKER": "0000000000"},
+            cwd=Path(__file__).parent,
+            env=os.environ | {"MARL_COLLECT_WORKER": "0" * 10, "PYTHONUNBUFFERED": ""},
             start_new_session=True,
         )
+        address: bytes = listener.getsockname()
 
     def end() -> None:
         if owner == os.getpid():
             process.communicate(timeout=LIMIT)
-            folder.cleanup()
 
     atexit.register(end)
-    return path
-
-
-def ask(path: str, request: Mapping[str, object], fds: Sequence[int]) -> socket.socket:
-    """Ask a warm process for a program; return the connection that says how it ends.
-
-    Args:
-        path: of its socket.
-        request: ``command``, ``cwd``, ``env``, ``interpreter``.
-        fds: stdin, stdout and stderr of the program.
-    """
-    caller = socket.socket(socket.AF_UNIX)
-    caller.connect(path)
-    socket.send_fds(caller, [b"."], fds)
-    with caller.makefile("wb") as file:
-        pickle.dump(request, file)
-    return caller
+    return address
