@@ -57,6 +57,7 @@ def test_errors_of_exchanges_reach_all_ranks(tmp_path: Path) -> None:
 ENDS = """
 import datetime
 import time
+from pathlib import Path
 
 from marl_collect.core.ranks import Ranks
 
@@ -71,13 +72,14 @@ if arguments[0] == "hang with NCCL":
 ranks = Ranks.of(None, None)
 ranks.gather(rank, "stats()")
 if rank == 1:
-    if arguments[0] != "exit":
-        time.sleep(20)
+    while arguments[0] != "exit" and len(list(Path(folder).glob("ended_*"))) < 2:
+        time.sleep(0.01)
     os._exit(3)
 try:
     ranks.gather(rank, "stats()")
 except RuntimeError as error:
     print(error, flush=True)
+Path(folder, f"ended_{rank}").touch()
 os._exit(0)
 """
 
