@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from operator import getitem
 from pathlib import Path
 from typing import Any, Final
 
@@ -178,7 +179,7 @@ def _sources(trajectories: Trajectories) -> dict[Key, _Source]:
     lasts = [key for read, key, _ in sources.values() if read is _with_last]
     for name, space in acting.spaces.items():
         leaves = _leaves(space, (name, "action"), ("actions", name))
-        sources |= {path: (_plain, leaf, dtype) for leaf, path, dtype in leaves}
+        sources |= {path: (getitem, leaf, dtype) for leaf, path, dtype in leaves}
     needed = [key for _, key, _ in sources.values()]
     rewards: list[Key] = [("next", name, "reward") for name in environment.groups]
     missing = [key for key in (*needed, *rewards) if key not in fields]
@@ -214,7 +215,7 @@ def _infos(
             continue
         if base == key:
             has_last = fields.get(("next", *key)) == kind
-            infos["infos", *key] = (_with_last if has_last else _plain), key, None
+            infos["infos", *key] = (_with_last if has_last else getitem), key, None
         elif fields.get(base) != kind:
             path = key if base in fields else base
             infos["infos", *path] = _with_zeros, key, None
@@ -226,10 +227,6 @@ def _follows(keys: set[Key], base: Key, key: Key) -> bool:
     ends = [(*key[:-1], name) for name in FLAGS[1:]]
     done = key[-1] == FLAGS[0] and keys.issuperset(ends)
     return done or base[0] in FLAGS
-
-
-def _plain(episode: Arrays, key: Key) -> NDArray[Any]:
-    return episode[key]
 
 
 def _flat(episode: Arrays, key: Key) -> NDArray[Any]:

@@ -45,7 +45,7 @@ _CACHE: Final = 2**26
 """Bytes of decoded chunks that are kept, because a chunk spans several batches."""
 _FRAMES: Final = 20_000
 _BYTES: Final = 2**26
-"""Most frames of a batch, and bytes in memory, unless a single episode has more."""
+"""Frames of a batch, and bytes in memory; up to an episode more."""
 
 _Episodes = NDArray[np.void]
 """Episodes of a vault, each with
@@ -106,10 +106,13 @@ def import_vault(
         completed(target, "import") as temporary,
         Writer(temporary, description, run) as writer,
     ):
-        for first, last in _cuts(episodes, sum(f.nbytes for f in fields.values())):
-            chosen = episodes[first:last]
+        most = min(_FRAMES, _BYTES // sum(f.nbytes for f in fields.values())) or 1
+        parts = np.cumsum(episodes["frames"]) // most
+        is_cut = np.diff(parts).astype(np.bool_) | (np.diff(episodes["row"]) != 0)
+        for ids in np.split(np.arange(len(episodes)), np.flatnonzero(is_cut) + 1):
+            chosen = episodes[ids]
             arrays = _join(vault, description.environment.groups[_GROUP].action, chosen)
-            arrays[TRAJ_IDS] = np.repeat(np.arange(first, last), chosen["frames"])
+            arrays[TRAJ_IDS] = np.repeat(ids, chosen["frames"])
             shape = [1, int(chosen["frames"].sum())]
             tensors = {
                 key: torch.from_numpy(
@@ -314,19 +317,6 @@ def _action_space(vault: _Vault) -> spaces.Space[Any]:
         return _box(vault, "actions")
     rows = (vault.read("actions", row) for row in range(vault.rows))
     return spaces.Discrete(max(int(actions.max(initial=0)) for actions in rows) + 1)
-
-
-def _cuts(episodes: _Episodes, frame_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield the first episode of each batch of a row, and the one after its last."""
-    most = max(1, min(_FRAMES, _BYTES // max(1, frame_bytes)))
-    rows, lengths = episodes["row"].tolist(), episodes["frames"].tolist()
-    begin = frames = 0
-    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        if i > begin and (row != rows[begin] or frames + length > most):
-            yield begin, i
-            begin, frames = i, 0
-        frames += length
-    yield begin, len(episodes)
 
 
 def _join(

@@ -146,7 +146,8 @@ class Writer(Closing):
             is_small = table.nbytes < _SMALL_BYTES
             if not is_small:
                 self._join()  # Parts of a joined file have consecutive numbers.
-            self._write(table, self._batches, self._batches)
+            name = file_name(self.run, self._batches, self._batches)
+            write_table(table, name, self._folder, self.path)
             if is_small:
                 self._parts.append(self._batches)
                 self._part_bytes += table.nbytes
@@ -190,15 +191,10 @@ class Writer(Closing):
                 tables.append(read_table(file, self.path / name))
         table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
         # With the time of its last part, readers know that its frames are not new.
-        self._write(table, parts[0], parts[-1], like=names[-1])
+        joined = file_name(self.run, parts[0], parts[-1])
+        write_table(table, joined, self._folder, self.path, like=names[-1])
         for name in names:
             remove(name, self._folder)
-
-    def _write(
-        self, table: pa.Table, first: int, last: int, like: str | None = None
-    ) -> None:
-        name = file_name(self.run, first, last)
-        write_table(table, name, self._folder, self.path, like)
 
     def _clean(self) -> None:
         """Delete what killed writers left: parts that were joined, temporary files."""
