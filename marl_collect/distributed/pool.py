@@ -17,8 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, final
 
-import cloudpickle
-
 from marl_collect.buffers.layout import TRAJ_IDS, Layout
 from marl_collect.collectors import messages
 from marl_collect.distributed import worker as ray_worker
@@ -43,7 +41,7 @@ from marl_collect.errors import (
     raise_failure,
     unpicklable,
 )
-from marl_collect.processes import cleanup
+from marl_collect.processes import cleanup, pickling
 from marl_collect.processes.closing import CLOSE_SECONDS
 from marl_collect.processes.context import Call
 from marl_collect.processes.launcher import COLLECTOR_MODULES
@@ -223,7 +221,7 @@ class RayPool:
                 arguments = (replace(command, weights=weights),)
         if actor.lost is not None:  # It was lost while memory was reserved.
             return
-        data = cloudpickle.dumps(Call(message.method, arguments), protocol=5)
+        data = pickling.dumps(Call(message.method, arguments))
         weights_to_write = () if vector is None else vector.written
         sent = actor.call(SEND, "send", local, data, fills, vacant, *weights_to_write)
         actor.sent.append(sent)
@@ -366,7 +364,7 @@ class RayPool:
             "start_timeout": options.start_timeout,
             "num_threads": options.num_sub_threads,
         }
-        main = cloudpickle.dumps(ray_worker.main, protocol=5)
+        main = pickling.dumps(ray_worker.main)
         actor.started = actor.call(SEND, "start", main, actor.jobs, keywords)
 
     def _confirm(self, actor: Actor, starts: int) -> None:
@@ -623,13 +621,13 @@ class RayPool:
 def _jobs(actor: Actor) -> list[bytes]:
     """Return the pickled assignments of an actor's workers."""
     try:
-        return [cloudpickle.dumps(job, protocol=5) for job in actor.assignments]
+        return [pickling.dumps(job) for job in actor.assignments]
     except Exception as error:
+        part = unpicklable(actor.assignments, pickling.dumps)
         raise TypeError(
             f"The environments of actor {actor.index} cannot be pickled "
-            f"({type(error).__name__}: {error}, in {unpicklable(actor.assignments)}). "
-            "Pass factories that build them in the actor, and create there what cannot "
-            "be pickled."
+            f"({type(error).__name__}: {error}, in {part}). Pass factories that "
+            "build them in the actor, and create there what cannot be pickled."
         ) from error
 
 

@@ -1,9 +1,8 @@
 """The main function of a worker in an actor: that of a local one, by way of a relay."""
 
-import cloudpickle
-
 from marl_collect.collectors import worker
 from marl_collect.collectors.messages import Assignment
+from marl_collect.processes import pickling
 from marl_collect.processes.context import WorkerContext
 
 
@@ -12,7 +11,7 @@ def main(context: WorkerContext, assignment: Assignment) -> None:
     send = context.send
 
     def send_pickled(message: object) -> None:
-        send(cloudpickle.dumps(message, protocol=5))  # The relay passes on bytes.
+        send(pickling.dumps(message))  # The relay passes on bytes.
 
     context.send = send_pickled  # type: ignore[method-assign]
     worker.main(context, assignment)

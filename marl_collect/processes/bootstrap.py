@@ -15,10 +15,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Final, NoReturn
 
-import cloudpickle
-
 from marl_collect.errors import Failure
-from marl_collect.processes import import_guard, survival
+from marl_collect.processes import import_guard, pickling, survival
 from marl_collect.processes.context import WorkerContext
 from marl_collect.processes.orphans import WORKER_VARIABLE
 from marl_collect.processes.shared_memory import MemoryHandle
@@ -154,7 +152,7 @@ def _report(
     # There is no status line yet.
     failure = Failure.capture(exception, os.getpid())
     with contextlib.suppress(OSError):
-        connection.send_bytes(cloudpickle.dumps(failure, protocol=5))
+        connection.send_bytes(pickling.dumps(failure))
     return 1
 
 

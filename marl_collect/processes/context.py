@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Final, final
 
-import cloudpickle
-
 from marl_collect.errors import Failure, raise_failure
+from marl_collect.processes import pickling
 from marl_collect.processes.status_board import MESSAGES_READ, PHASE, Line, Phase
 
 
@@ -37,7 +36,7 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> bytes | Raised:
     It is pickled here, so that a result which cannot be sent is such an error too.
     """
     try:
-        return cloudpickle.dumps(function(*arguments), protocol=5)
+        return pickling.dumps(function(*arguments))
     except Exception as error:  # noqa: BLE001 - the trainer raises it
         return Raised(Failure.capture(error, os.getpid()))
 
@@ -103,7 +102,7 @@ class WorkerContext:
         Raises:
             EOFError: the trainer closed the pool; see ``receive``.
         """
-        data = cloudpickle.dumps(message, protocol=5)
+        data = pickling.dumps(message)
         try:
             self.connection.send_bytes(data)
         except (BrokenPipeError, ConnectionResetError):
@@ -125,7 +124,7 @@ class WorkerContext:
         )
         # Sending fails if the trainer has closed the pool in the meantime.
         with suppress(OSError):
-            self.connection.send_bytes(cloudpickle.dumps(failure, protocol=5))
+            self.connection.send_bytes(pickling.dumps(failure))
         self.line.enter(Phase.CLOSE)
 
     def __repr__(self) -> str:

@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import cloudpickle
-
 from marl_collect.errors import unpicklable
+from marl_collect.processes import pickling
 from marl_collect.processes.bootstrap import WorkerSetup
 from marl_collect.processes.context import WorkerContext
 from marl_collect.processes.launcher import StartMethod, launch
@@ -42,11 +41,11 @@ def pickle_job(main: Main, worker: int, argument: object) -> bytes:
         TypeError: it cannot be pickled.
     """
     try:
-        job: bytes = cloudpickle.dumps((main, argument), protocol=5)
+        job = pickling.dumps((main, argument))
     except Exception as error:
         raise TypeError(
             f"the argument of worker {worker} cannot be sent to its process: "
-            f"{error}, in {unpicklable(argument)}. Pass functions "
+            f"{error}, in {unpicklable(argument, pickling.dumps)}. Pass functions "
             "that build environments and policies in the worker, and their arguments."
         ) from error
     return job

@@ -16,10 +16,8 @@ from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from typing import Any, Final, final
 
-import cloudpickle
-
 from marl_collect.errors import Failure, WorkerError, raise_failure
-from marl_collect.processes import linux
+from marl_collect.processes import linux, pickling
 from marl_collect.processes.children import Child, wait_end, wait_readable
 from marl_collect.processes.status_board import Line
 
@@ -237,7 +235,7 @@ class WorkerHandle:
 
 def pack(message: object) -> bytes:
     """Return a message as ``Connection.recv_bytes`` reads it."""
-    data = cloudpickle.dumps(message, protocol=5)
+    data = pickling.dumps(message)
     length = struct.pack("!i", len(data))
     if len(data) > _LONGEST:
         length = struct.pack("!iQ", -1, len(data))

@@ -23,6 +23,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from marl_collect.errors import unpicklable
+from marl_collect.processes import pickling
 from marl_collect.weights.state import (
     Attribute,
     class_data,
@@ -116,7 +117,7 @@ def _of_classes(module: nn.Module) -> dict[Attribute, bytes]:
     for kind, (path, base) in users_classes(module).items():
         for name, value in class_data(kind).items() if _is_sent_by_name(kind) else ():
             with suppress(Exception):  # Pickling a user's object can raise anything.
-                contents[Attribute(path, name, base)] = cloudpickle.dumps(value)
+                contents[Attribute(path, name, base)] = pickling.dumps(value)
     return contents
 
 
@@ -135,7 +136,7 @@ def _reduce_format(value: torch.memory_format) -> tuple[Any, ...]:
 cloudpickle.Pickler.dispatch_table[torch.memory_format] = _reduce_format
 
 
-class ModulePickler(cloudpickle.Pickler):
+class ModulePickler(pickling.Pickler):
     """Pickles modules without their weights."""
 
     def __init__(
@@ -148,7 +149,7 @@ class ModulePickler(cloudpickle.Pickler):
             keys: of what is not pickled, such as weights, by its id.
             activations: whether tensors with a history may be pickled.
         """
-        super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)
+        super().__init__(stream)
         self._keys = keys
         self._activations = activations
 

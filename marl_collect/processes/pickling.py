@@ -1,0 +1,128 @@
+"""Pickles what is sent to another process of this package, with cloudpickle.
+
+Functions and classes of modules are sent by name, and the receiver imports the module.
+Yet a module may be here that it could not import: loaded from a file by path, as test
+runners and configuration libraries do, run by ``runpy``, made by hand, the script of a
+``multiprocessing`` child, or from a folder that has left ``sys.path``. The functions
+and classes of these are sent by value, as cloudpickle sends those of ``__main__``.
+
+A module is asked for once, not with every message. It stays registered as one that
+cloudpickle sends by value, because no other process could import it either.
+"""
+
+import contextlib
+import io
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, Final, TypeVar
+
+import cloudpickle
+
+_NAMED: Final = (type, FunctionType, ModuleType, TypeVar)
+_COMPILED: Final = (".so", ".pyd")
+_SITES: Final = {"site-packages", "dist-packages"}
+_STANDARD: Final = Path(sysconfig.get_path("stdlib"))
+
+_OWN: Final = f"{__name__.partition('.')[0]}."
+
+_importable: Final[dict[tuple[str, str | None], bool]] = {}
+"""By name and file of a module: whether a new process could import it."""
+_searched: list[str | None] = []
+"""Where modules were searched for: ``sys.path`` and the working directory."""
+
+
+def dumps(value: object) -> bytes:
+    """Pickle a value that another process unpickles with ``pickle.loads``."""
+    stream = io.BytesIO()
+    Pickler(stream).dump(value)
+    return stream.getvalue()
+
+
+class Pickler(cloudpickle.Pickler):
+    """Sends modules that another process could not import by value."""
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        """Write to ``stream``."""
+        super().__init__(stream, protocol=5)
+        where = [*sys.path, _working_directory() if "" in sys.path else None]
+        if where != _searched:
+            _importable.clear()
+            _searched[:] = where
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return how an object is pickled."""
+        kind = type(obj)  # What __class__ says may be made up.
+        if issubclass(kind, _NAMED):
+            name = obj.__name__ if issubclass(kind, ModuleType) else obj.__module__
+            module = sys.modules.get(name)
+            if (
+                isinstance(module, ModuleType)
+                and module.__name__ == name  # cloudpickle registers this name.
+                and not _can_import(name, module)
+            ):
+                cloudpickle.register_pickle_by_value(module)
+        return super().reducer_override(obj)
+
+
+def _working_directory() -> str | None:
+    with contextlib.suppress(FileNotFoundError):
+        return os.getcwd()
+    return None
+
+
+def _can_import(name: str, module: ModuleType) -> bool:
+    """Return whether a new process with our ``sys.path`` would import this module."""
+    key = name, vars(module).get("__file__")
+    found = _importable.get(key)
+    if found is None:
+        found = _importable[key] = _search(*key)
+    return found
+
+
+def _search(name: str, file: str | None) -> bool:
+    parent_name, _, _ = name.rpartition(".")
+    # cloudpickle sends the first by value, and workers have the second.
+    if name == "__main__" or name.startswith(_OWN):
+        return True
+    # Compiled modules cannot be sent.
+    if file is not None and (_is_installed(file) or file.endswith(_COMPILED)):
+        return True
+    path = None
+    if parent_name:
+        parent = sys.modules.get(parent_name)
+        if not isinstance(parent, ModuleType) or not _can_import(parent_name, parent):
+            return False
+        if file is None:
+            return True  # Its parent makes it.
+        path = vars(parent).get("__path__")
+    for finder in filter(_has_every_process, sys.meta_path):
+        spec = finder.find_spec(name, path)
+        if spec is not None:
+            return file is None or _is_same(spec.origin, file)
+    return False
+
+
+def _is_installed(file: str) -> bool:
+    path = Path(file)
+    return not _SITES.isdisjoint(path.parts) or _STANDARD in path.parents
+
+
+def _has_every_process(finder: Any) -> bool:
+    """Return whether a finder is Python's, or of a library such as an editable install.
+
+    Every process of this interpreter has these, but not those of the user's script.
+    """
+    name = str(getattr(finder, "__module__", ""))
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name.startswith("_frozen_importlib") or bool(file and _is_installed(file))
+
+
+def _is_same(origin: str | None, file: str) -> bool:
+    if origin is None:  # A folder without __init__.py.
+        return False
+    with contextlib.suppress(OSError):  # One in a zip file has no folder.
+        return os.path.samefile(origin, file)
+    return origin == file
