@@ -1,15 +1,18 @@
 """A rollout on a device whose memory the host cannot read gives the same data."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 from support.far_device import FAR, pinned_for_far
-from support.torch_worlds import RICH, Spec, TorchWorlds
+from support.torch_worlds import RICH, SIMPLE, Spec, TorchWorlds
+from torch import nn
 
 from marl_collect import Collector
 from marl_collect.core.tensordicts import flatten
+from marl_collect.models import make_policy
 
 
 def on_host(batch: Any) -> dict[Any, torch.Tensor]:
@@ -54,3 +57,62 @@ def test_random_actions(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
                 batches += [on_host(collector.next()) for _ in range(2)]
     for batch, other in zip(batches, expected, strict=False):
         check_equal(batch, other)
+
+
+def batches_of(collector: Any, policy: nn.Module) -> list[Any]:
+    """Return batches of three versions of the weights."""
+    batches = []
+    for _ in range(3):
+        batches += [flatten(collector.next().clone()) for _ in range(2)]
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.add_(0.25)
+        collector.update_policy_weights_(policy)
+    return batches
+
+
+@pytest.mark.parametrize("lives_there", [True, False], ids=["moved", "policy_device"])
+@pytest.mark.parametrize("spec", [SIMPLE, RICH], ids=["simple", "rich"])
+@pytest.mark.parametrize("recurrent", [None, "gru", "lstm"])
+def test_a_policy_acts_on_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+    spec: Spec,
+    recurrent: Any,
+    *,
+    lives_there: bool,
+) -> None:
+    """Weights that the trainer has there, or on the host, are updated alike."""
+    torch.manual_seed(1)
+    policy = make_policy(
+        TorchWorlds(spec).description,
+        num_cells=(4,),
+        recurrent=recurrent,
+        check_mask=False,  # The check waits.
+    )
+    policy.register_forward_hook(lambda *_: None)  # Called in the numpy loop too.
+    twin = copy.deepcopy(policy)
+    keywords: Any = {"frames_per_batch": 20, "seed": 3, "total_frames": -1}
+    with Collector(lambda: TorchWorlds(spec), twin, **keywords) as collector:
+        expected = batches_of(collector, twin)
+    with pinned_for_far(monkeypatch) as far:
+        if lives_there:
+            policy = policy.to(FAR)
+        else:
+            keywords["policy_device"] = FAR
+
+        def make() -> Any:
+            return TorchWorlds(spec, device=FAR)
+
+        with Collector(make, policy, **keywords) as collector:
+            far.reads.clear()
+            far.received.clear()
+            batches = batches_of(collector, policy)
+            assert not far.reads
+            assert len(far.received) == len(batches)
+        actual = []
+        for batch in batches:
+            assert {value.device for value in batch.values()} == {FAR}
+            actual.append({key: value.cpu() for key, value in batch.items()})
+    for batch, other in zip(actual, expected, strict=True):
+        check_equal(batch, other)
+    assert not torch.equal(actual[0]["a", "logits"], actual[-1]["a", "logits"])

@@ -42,6 +42,10 @@ class FarTensor(torch.Tensor):
     def device(self) -> torch.device:  # type: ignore[override]
         return FAR
 
+    @property
+    def is_meta(self) -> bool:  # type: ignore[override]
+        return False
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
