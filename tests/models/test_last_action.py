@@ -83,10 +83,17 @@ def test_collectors_hand_actions_on_within_episodes_in_every_layout(
         batches.append(torch.cat(parts, 1))
     # The second batch begins within episodes, and an agent dies in some.
     assert check_last_actions(batches[0], ("hunter", "prey")) > 8
-    for other in batches[1:]:
+    for other, (_, layout) in zip(batches[1:], layouts[1:], strict=True):
+        # Products of matrices with fewer rows may differ in the last bits.
+        tolerance = 0.0 if layout["envs_per_worker"] == 4 else 1e-5
         for group in ("hunter", "prey"):
             for key in ("action", "last_action"):
-                assert torch.equal(other[group, key], batches[0][group, key])
+                torch.testing.assert_close(
+                    other[group, key],
+                    batches[0][group, key],
+                    rtol=tolerance,
+                    atol=tolerance,
+                )
 
 
 def test_rollouts_evaluations_and_saved_policies_hand_actions_on(

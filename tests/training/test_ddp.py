@@ -87,7 +87,8 @@ with (
     ) as collector,
     Checkpoint(folder, {"policy": learner.policy}) as checkpoint,
 ):
-    print("worker", *collector.worker_pids, flush=True)
+    # In one write: the ranks of torchrun share a pipe.
+    print(f"worker {collector.worker_pids[0]}\\n", end="", flush=True)
     for number in range(10**6):
         batch = collector.next()
         if fails and number == 5 and fault != "environment":
