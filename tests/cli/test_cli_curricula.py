@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,8 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "stairs.py").write_text(STAIRS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
+    # The first test of a process imports it; no folder but that of a run may appear.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
 
 def run(*arguments: str) -> tuple[int, str]:
