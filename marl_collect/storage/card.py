@@ -109,8 +109,10 @@ def describe_space(space: spaces.Space[Any]) -> str:
         inner = (f"{name}: {describe_space(s)}" for name, s in space.spaces.items())
         return "\n".join(inner)
     if isinstance(space, spaces.Box):
-        low, high = space.low.min(), space.high.max()
-        return f"Box {list(space.shape)} {space.dtype} in [{low:g}, {high:g}]"
+        text = f"Box {list(space.shape)} {space.dtype}"
+        if not space.low.size:
+            return text
+        return f"{text} in [{space.low.min():g}, {space.high.max():g}]"
     return str(space)
 
 

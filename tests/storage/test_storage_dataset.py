@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 pytest.importorskip("pyarrow")
 
@@ -31,6 +32,7 @@ from marl_collect.storage import (
     copy,
 )
 from marl_collect.storage import dataset as opening
+from marl_collect.storage.card import describe_space
 from marl_collect.storage.files import BatchFile, list_files
 from marl_collect.storage.statistics import Range, ranges_of
 
@@ -134,6 +136,19 @@ def test_the_card_shows_what_the_dataset_holds(path: Path) -> None:
     code = card.split("```python\n")[1].split("```")[0]
     exec(code.replace('"data"', repr(str(path))), {})
     assert "No episode is complete" not in card
+
+
+@pytest.mark.parametrize(
+    ("space", "text"),
+    [
+        (spaces.Box(-1, 2, (3,)), "Box [3] float32 in [-1, 2]"),
+        (spaces.Box(0, 1, (2, 0), np.uint8), "Box [2, 0] uint8"),
+        (spaces.Dict(a=spaces.Box(0, 9, (0,))), "a: Box [0] float32"),
+        (spaces.MultiDiscrete([2, 3]), "MultiDiscrete([2 3])"),
+    ],
+)
+def test_every_space_has_a_short_text(space: spaces.Space[Any], text: str) -> None:
+    assert describe_space(space) == text
 
 
 def test_several_folders_are_read_as_one(path: Path, tmp_path: Path) -> None:
