@@ -520,7 +520,8 @@ def _words(  # noqa: PLR0911 - one return per kind of type
     origin = get_origin(kind)
     if origin is Sequence:
         (part,) = get_args(kind)
-        return f"a sequence of {_words(part, option, several=True)}"
+        words = [_words(p, option, several=True) for p in _parts(part)]
+        return f"a sequence of {' or '.join(words)}"
     if origin is Mapping:
         return "mappings" if several else "a mapping with strings as keys"
     if origin is Callable or kind is Callable:

@@ -197,6 +197,8 @@ def test_single_arguments_are_checked_alike() -> None:
     assert require("n", np.int64(2), int, Option("", at_least=1)) == 2
     with pytest.raises(ValueError, match="n must be an integer of at least 1"):
         require("n", 0, int, Option("", at_least=1))
+    with pytest.raises(TypeError, match="a string or a sequence of strings or Paths"):
+        require("path", 3, str | Sequence[str | Path], Option(""))
 
 
 @pytest.mark.processes
