@@ -1,6 +1,8 @@
-"""Write ``docs/reference.md``: every public name, with a line and a link to its source.
+"""Write ``docs/reference.md`` and ``docs/cli.md``: every public name and every command.
 
-    python scripts/reference.py           # write the page
+A name has a line, and a link to its source.
+
+    python scripts/reference.py           # write the pages
     python scripts/reference.py --check   # compare only
 
 The site has a page of signatures and docstrings for every section too; see
@@ -9,6 +11,7 @@ The site has a page of signatures and docstrings for every section too; see
 
 import inspect
 import re
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +21,7 @@ from generated import update
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference.md"
+COMMANDS = ROOT / "docs" / "cli.md"
 _TOP, _ENVS, _MODELS = "marl_collect", "marl_collect.envs", "marl_collect.models"
 _TRAINING = "marl_collect.training"
 SECTIONS: dict[str, dict[str, str]] = {
@@ -109,6 +113,17 @@ def page() -> str:
     return "\n".join(sections)
 
 
+def commands() -> str:
+    """Return the text of the page of the command line, as typer writes it."""
+    typer = (sys.executable, "-m", "typer", "marl_collect.cli.main", "utils", "docs")
+    return subprocess.run(
+        [*typer, "--name", "marl-collect", "--title", "Command line"],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout
+
+
 def signatures() -> dict[str, str]:
     """Return the pages of the site that show signatures and docstrings, by path."""
     return {
@@ -147,8 +162,9 @@ def _line(what: Any) -> str:
 
 
 def main() -> int:
-    """Write or compare the page; 1 if there was a difference."""
-    return update({PAGE: page()}, "python scripts/reference.py")
+    """Write or compare the pages; 1 if there was a difference."""
+    pages = {PAGE: page(), COMMANDS: commands()}
+    return update(pages, "python scripts/reference.py")
 
 
 if __name__ == "__main__":

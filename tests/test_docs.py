@@ -171,13 +171,6 @@ def test_the_site_is_built_strictly() -> None:
     assert "hooks: [scripts/mkdocs_hooks.py]" in hooks.read_text().splitlines()
 
 
-@pytest.mark.processes
-def test_the_reference_of_the_command_line_is_that_of_the_commands() -> None:
-    script = DOCS.parent / "scripts" / "cli_reference.py"
-    process = run_python(script, "--check")
-    assert process.returncode == 0, process.stdout + process.stderr
-
-
 @pytest.mark.parametrize(
     "module", ["marl_collect", "marl_collect.envs", "marl_collect.models"]
 )

@@ -19,6 +19,8 @@ from marl_collect.errors import MissingPackageError
 app = typer.Typer(
     name="marl-collect",
     help="Collect multi-agent experience, look at it and train on it.",
+    epilog="Errors go to stderr. The exit code is 0 on success, 1 on failure, 2 for an "
+    "invalid argument, and 130 after Ctrl-C.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
