@@ -98,7 +98,7 @@ def transfers(store: Location, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             method(source, *arguments, **options)
 
         method = partial(counted, method=getattr(place, name))
-        monkeypatch.setattr(owner, name, method)
+        monkeypatch.setattr(owner, name, staticmethod(method))
     return transferred
 
 

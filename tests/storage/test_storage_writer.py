@@ -11,11 +11,11 @@ import signal
 import warnings
 from collections.abc import Iterator
 from datetime import datetime, timedelta, tzinfo
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
-import torch
 from storage_streams import ABOUT, Stream, frames_of, read, write
 from tensordict import TensorDict
 from workloads.counting import CountingEnv
@@ -82,7 +82,7 @@ def test_the_description_survives_the_round_trip(tmp_path: Path, data: Batches) 
     assert [run.seed for run in dataset.runs] == [5, 6]
     assert dataset.run_frames == [48, 48]
     assert dataset.runs[0].policy == {"kind": "random"}
-    assert dataset.runs[0].versions["torch"] == torch.__version__
+    assert dataset.runs[0].versions["torch"] == version("torch")
     other = DatasetDescription("stream", ABOUT.environment, {"size": (5, 6)})
     with pytest.raises(ValueError, match=r"size is \[5, 6\], but \[5, 5\] in"):
         Writer(tmp_path, other)
