@@ -8,7 +8,8 @@
 Each study is one `marl-collect compare` command, which is printed. An interrupted study
 continues when it is run again. `page` also packs the small files of all runs of a study
 into one file, `benchmarks/results/setups/NAME.json`, which is committed. After
-`unpack`, `marl-collect compare --report runs/setups/simple_spread` prints its tables.
+`unpack`, `marl-collect compare --report runs/setups/simple_spread` prints its tables,
+and `run` trains only what is not in the file.
 """
 
 import argparse
@@ -53,6 +54,7 @@ class Study:
         agent: return per agent that it must exceed.
         length: mean episode length that it must exceed.
         baselines: further returns of the team that the curves show, by label.
+        seeds: of each setup, before which the page does not show the study.
     """
 
     command: str
@@ -61,6 +63,7 @@ class Study:
     agent: float | None = None
     length: float | None = None
     baselines: Mapping[str, float] = field(default_factory=dict)
+    seeds: int = 1
 
     def passed(self, run: Run) -> int | None:
         """Return the frames of the first evaluation that passed, or None."""
@@ -119,6 +122,17 @@ STUDIES = {
         agent=-60.0,
         length=200.0,
     ),
+    "simple_spread_ppo": Study(
+        "simple_spread_v3 --setup ippo-local-own --setup ippo-local-shared "
+        "--setup ippo-local-shared-ids --setup mappo-local-own "
+        "--setup mappo-local-shared --setup mappo-local-shared-ids --frames 500000 "
+        "--seeds 10 --workers 1 --set envs_per_worker=16",
+        "Does a centralised critic help, and do shared parameters? IPPO has local "
+        "critics and MAPPO a centralised one. Each has networks of its own per agent, "
+        "shared ones, or shared ones that see which agent acts.",
+        baselines={"hand-written": -45.5},
+        seeds=10,
+    ),
     "simple_spread_grid": Study(
         "simple_spread_v3 --frames 100000 --seeds 3 --set eval_interval=20000 "
         "--set eval_episodes=64",
@@ -156,12 +170,13 @@ def train(names: list[str]) -> None:
 
 
 def pack(name: str) -> None:
-    """Write the small files of a study's runs into the one file that is committed."""
+    """Write the small files of finished runs into the one file that is committed."""
     folder = RUNS / name
     files = {
         path.relative_to(folder).as_posix(): json.loads(path.read_text("utf-8"))
         for path in sorted(folder.rglob("*.json"))
-        if path.name in SMALL
+        if path.name == RANDOM
+        or (path.name in SMALL and (path.parent / RESULT).exists())
     }
     packed(name).parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(files, separators=(",", ":"), allow_nan=False)
@@ -171,6 +186,14 @@ def pack(name: str) -> None:
 def packed(name: str) -> Path:
     """Return the committed file of a study."""
     return COMMITTED / f"{name}.json"
+
+
+def finished_seeds(name: str) -> int:
+    """Return how many seeds every setup of a committed study has."""
+    if not packed(name).exists():
+        return 0
+    runs = packed(name).read_text("utf-8").count(RESULT)
+    return runs // max(1, STUDIES[name].command.count("--setup"))
 
 
 def unpack(name: str, folder: Path) -> None:
@@ -220,7 +243,8 @@ def write_page() -> None:
     for name in STUDIES:
         if any((RUNS / name).rglob(EVALUATIONS)):
             pack(name)
-    names = [name for name in STUDIES if packed(name).exists()]
+    seeds = {name: finished_seeds(name) for name in STUDIES}
+    names = [name for name, study in STUDIES.items() if seeds[name] >= study.seeds]
     about = (
         "Each setup combines an algorithm with shared or separate networks, and with "
         "local or centralised observations. All setups of a study use the same number "
@@ -237,6 +261,8 @@ def write_page() -> None:
     blocks = ["# Setups compared", "", about, "", legend]
     for name in names:
         blocks += ["", section(name)]
+    for name in [name for name in STUDIES if name not in names]:
+        blocks += ["", f"`{name}` has {seeds[name]} of {STUDIES[name].seeds} seeds."]
     PAGE.write_text("\n".join(blocks) + "\n", "utf-8")
     print(f"{PAGE.relative_to(ROOT)}: {', '.join(names)}")
 
