@@ -68,7 +68,7 @@ EXTRAS ?=
 # Otherwise every process that runs tests compiles them anew, in 6 to 8 seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo try check test test-random-order test-fast test-processes test-fresh test-versions test-tensordict docs check-package lint format format-check typecheck bench fuzz \
+.PHONY: demo try check test test-random-order test-fast test-processes test-envpool test-fresh test-versions test-tensordict docs check-package lint format format-check typecheck bench fuzz \
 	fuzz-storage mutations equality environments constraints clean
 
 demo: $(STAMP_DEMO)
@@ -104,6 +104,11 @@ test-fresh: $(STAMP_ALL)
 	MARL_COLLECT_TEST_FRESH=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup \
 		--processes $(filter-out tests/test_support.py,$(shell \
 		grep -rlE "support.(ranks|scripts) import" tests --include "test_*.py")) $(ARGS)
+
+# No extra installs EnvPool: its wheels take 740 MB.
+test-envpool: $(STAMP_ALL)
+	$(INSTALL) envpool
+	$(BIN)/python -m pytest tests/envs/test_gymnasium_vector.py $(ARGS)
 
 # Cheapest first. test-fast and test-processes together are all the tests.
 CHECKS := lint format-check docs typecheck test-fast test-processes test-tensordict
