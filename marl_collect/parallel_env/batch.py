@@ -33,14 +33,21 @@ class ParallelBatch(EnvBatch):
             processes: closed with this batch.
             groups: consecutive ones.
         """
-        spread = processes.spread
         self._processes = processes
         self._signals = processes.signals
-        self._spread = spread
         self._groups = groups
-        self._members = [spread.members(g) for g in range(len(spread.groups))]
-        self._owners = spread.owners()
-        first, last = spread.groups[groups[0]], spread.groups[groups[-1]]
+        rows_of = processes.rows
+        # Of each group: its rows, and the processes that step some of them.
+        self._group_rows = [range(rows[0].start, rows[-1].stop) for rows in rows_of]
+        self._members = [[p for p, part in enumerate(rows) if part] for rows in rows_of]
+        # Of each row.
+        self._owners = [
+            (g, p)
+            for g, rows in enumerate(rows_of)
+            for p, part in enumerate(rows)
+            for _ in part
+        ]
+        first, last = self._group_rows[groups[0]], self._group_rows[groups[-1]]
         self._rows = range(first.start, last.stop)
 
     @property
@@ -175,7 +182,7 @@ class ParallelBatch(EnvBatch):
         self._finish_commands(groups)
         chosen = self._signals.chosen
         for group in groups:
-            group_rows = self._spread.groups[group]
+            group_rows = self._group_rows[group]
             chosen[group_rows.start : group_rows.stop] = bytes(len(group_rows))
         for row in rows:
             chosen[row] = 1

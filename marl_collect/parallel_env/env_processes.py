@@ -4,8 +4,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Final, final
 
 from marl_collect.buffers.layout import Layout
@@ -14,7 +13,7 @@ from marl_collect.core.factories import Factory, check_alike
 from marl_collect.errors import ClosedError, WorkerError, warn
 from marl_collect.parallel_env import worker
 from marl_collect.parallel_env.options import ParallelOptions
-from marl_collect.parallel_env.signals import Signals, SignalsShape
+from marl_collect.parallel_env.signals import Signals
 from marl_collect.processes import cleanup
 from marl_collect.processes.closing import CLOSE_SECONDS, ERROR_CLOSE_SECONDS
 from marl_collect.processes.context import Call
@@ -29,60 +28,23 @@ _NUDGE_SECONDS: Final = 1.0
 """How long the trainer waits before it sends a message that a hung process ignores."""
 
 
-@final
-@dataclass(frozen=True)
-class Spread:
-    """Which process steps which environments.
+def spread_rows(environments: int, processes: int, groups: int) -> list[list[range]]:
+    """Say which rows of each group each process steps, ``rows[group][process]``.
 
-    Environments are stored in the order of their indices. A group is a contiguous range
-    of rows, so that a policy can act on it in place. Each process steps a part of every
-    group, so that no process is idle while the policy acts for another group.
-
-    Attributes:
-        groups: rows of each group.
-        rows: ``rows[g][p]`` are the rows of group ``g`` that process ``p`` steps; may
-            be empty.
+    Rows are environments, in order. A group is a contiguous range, so that a policy can
+    act on it in place. Each process steps a part of every group, which may be empty, so
+    that no process is idle while the policy acts for another group. The loads of two
+    processes differ by at most one environment.
     """
-
-    groups: tuple[range, ...]
-    rows: tuple[tuple[range, ...], ...]
-
-    @classmethod
-    def even(cls, environments: int, processes: int, groups: int) -> "Spread":
-        """Spread environments so that process loads differ by at most one."""
-        bounds = [environments * g // groups for g in range(groups + 1)]
-        parts = tuple(range(a, b) for a, b in pairwise(bounds))
-        first = 0  # The process that gets the next spare environment.
-        rows: list[tuple[range, ...]] = []
-        for part in parts:
-            share, spare = divmod(len(part), processes)
-            start = part.start
-            dealt: list[range] = []
-            for p in range(processes):
-                size = share + ((p - first) % processes < spare)
-                dealt.append(range(start, start + size))
-                start += size
-            rows.append(tuple(dealt))
-            first = (first + spare) % processes
-        return cls(parts, tuple(rows))
-
-    def of_process(self, process: int) -> tuple[range, ...]:
-        """Return a process's rows in each group."""
-        return tuple(rows[process] for rows in self.rows)
-
-    def members(self, group: int) -> tuple[int, ...]:
-        """Return the processes that have environments in a group."""
-        return tuple(p for p, rows in enumerate(self.rows[group]) if rows)
-
-    def owners(self) -> list[tuple[int, int]]:
-        """Return group and process of each environment."""
-        owner = {
-            k: (g, p)
-            for g, rows in enumerate(self.rows)
-            for p, mine in enumerate(rows)
-            for k in mine
-        }
-        return [owner[k] for k in range(len(owner))]
+    rows: list[list[range]] = []
+    first = 0  # The process that gets the next spare environment.
+    for start, end in pairwise(environments * g // groups for g in range(groups + 1)):
+        share, spare = divmod(end - start, processes)
+        sizes = [share + ((p - first) % processes < spare) for p in range(processes)]
+        ends = accumulate(sizes, initial=start)
+        rows.append([range(a, b) for a, b in pairwise(ends)])
+        first = (first + spare) % processes
+    return rows
 
 
 @final
@@ -90,7 +52,7 @@ class EnvProcesses:
     """Processes with their environments, and their shared memory.
 
     Attributes:
-        spread: which process steps which environments.
+        rows: that each process steps; see ``spread_rows``.
         description: of the environments.
         arrays: the environments' memory, ``[N, ...]`` per key.
         signals: the flags.
@@ -100,7 +62,7 @@ class EnvProcesses:
         """Start the processes and wait until they are ready for the first reset."""
         size = len(factories)
         processes = options.processes(size)
-        self.spread = Spread.even(size, processes, options.groups)
+        self.rows = spread_rows(size, processes, options.groups)
         self._segments: list[Segment] = []
         self._calls = 0
         self._check_seconds = min(_CHECK_SECONDS, (options.timeout or 1.0) / 10)
@@ -221,7 +183,7 @@ class EnvProcesses:
     def _assignment(
         self, process: int, factories: Sequence[Factory], options: ParallelOptions
     ) -> worker.EnvAssignment:
-        rows = self.spread.of_process(process)
+        rows = tuple(group[process] for group in self.rows)
         of_process = tuple(factories[k] for part in rows for k in part)
         threads = options.num_sub_threads
         pins = options.pin_processes and threads == 1
@@ -242,11 +204,11 @@ class EnvProcesses:
         layout = Layout.plan(self.description.row(), (size, 1))
         memory = Segment.create(layout.nbytes, "The memory of ParallelEnv")
         self._segments.append(memory)
-        shape = SignalsShape(len(self._pool), len(self.spread.groups), size, spin)
-        flags = Segment.create(Signals.nbytes(shape), "ParallelEnv")
+        sizes = len(self._pool), len(self.rows), size
+        flags = Segment.create(Signals.nbytes(*sizes), "ParallelEnv")
         self._segments.append(flags)
-        self.signals = Signals(flags, shape, fresh=True)
-        handles = (memory.handle, layout, flags.handle, shape)
+        self.signals = Signals(flags, sizes, spin, fresh=True)
+        handles = (memory.handle, layout, flags.handle, sizes, spin)
         self._pool.broadcast(Call("attach", handles))
         self._receive_all()
         arrays = layout.arrays(memory.buffer)

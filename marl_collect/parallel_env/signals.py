@@ -17,7 +17,6 @@ at least one sees that the group is done. If both do, the trainer checks once mo
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Literal, final
 
@@ -45,63 +44,47 @@ def operation_of(command: int) -> int:
     return command & (1 << _BITS) - 1
 
 
-@dataclass(frozen=True)
-class SignalsShape:
-    """The sizes of the flags.
-
-    Attributes:
-        processes: number of workers.
-        groups: number of groups of environments that are stepped together.
-        environments: number of environments, over all groups and processes.
-        spin: seconds to spin before sleeping; see ``Semaphore.wait``.
-    """
-
-    processes: int
-    groups: int
-    environments: int
-    spin: float
-
-
 @final
 class Signals:
     """The flags, for the trainer and the workers.
 
     Attributes:
-        shape: sizes of the flags.
         chosen: uint8 ``[environments]``: whom a partial command means.
         seeds: int64 ``[environments]``: of episodes that are to begin.
         failed: uint8 ``[processes]``.
     """
 
-    def __init__(self, segment: Segment, shape: SignalsShape, *, fresh: bool) -> None:
+    def __init__(
+        self, segment: Segment, sizes: tuple[int, int, int], spin: float, *, fresh: bool
+    ) -> None:
         """Place the flags in ``segment``, which the caller owns.
 
         Args:
             segment: at least ``nbytes`` large.
-            shape: sizes of the flags.
+            sizes: numbers of processes, groups and environments.
+            spin: seconds to spin before sleeping; see ``Semaphore.wait``.
             fresh: whether to initialise the semaphores.
         """
-        self.shape = shape
+        p, g, environments = sizes
+        groups = range(g)
+        self._spin = spin
         self._view = memoryview(segment.buffer)
         self._end = 0
-        p, groups = shape.processes, range(shape.groups)
         self._go = [self._semaphore(segment, fresh=fresh) for _ in range(p)]
         self._done = [self._semaphore(segment, fresh=fresh) for _ in groups]
         self.failed = self._array(p, "B")
         self._commands = [self._array(p, "I") for _ in groups]
         self._finished = [self._array(p, "I") for _ in groups]
-        self.chosen = self._array(shape.environments, "B")
-        self.seeds = self._array(shape.environments, "q")
+        self.chosen = self._array(environments, "B")
+        self.seeds = self._array(environments, "q")
         self._number = 0
         self._awaited = [False for _ in groups]
 
     @staticmethod
-    def nbytes(shape: SignalsShape) -> int:
+    def nbytes(processes: int, groups: int, environments: int) -> int:
         """Return an upper bound of the memory that the flags need."""
-        per_process = 1 + shape.groups * (4 + 4)
-        arrays = 3 + 2 * shape.groups
-        flags = arrays * _LINE + per_process * shape.processes + 9 * shape.environments
-        return flags + (shape.processes + shape.groups) * NBYTES
+        flags = (1 + groups * (4 + 4)) * processes + 9 * environments
+        return flags + (3 + 2 * groups) * _LINE + (processes + groups) * NBYTES
 
     # The trainer's side
 
@@ -173,7 +156,7 @@ class Signals:
         return self._view[first : first + count * _SIZES[code]].cast(code)
 
     def _semaphore(self, segment: Segment, *, fresh: bool) -> Semaphore:
-        offset, spin = self._reserve(NBYTES), self.shape.spin
+        offset, spin = self._reserve(NBYTES), self._spin
         return Semaphore(segment.buffer, offset, fresh=fresh, spin=spin)
 
     def _reserve(self, size: int) -> int:

@@ -24,12 +24,7 @@ from marl_collect.buffers.layout import Layout
 from marl_collect.core.batch import SerialBatch
 from marl_collect.core.factories import Factory, build_singles
 from marl_collect.parallel_env.cpus import affinity, pin
-from marl_collect.parallel_env.signals import (
-    EnvOperation,
-    Signals,
-    SignalsShape,
-    operation_of,
-)
+from marl_collect.parallel_env.signals import EnvOperation, Signals, operation_of
 from marl_collect.processes.context import Call, Raised, WorkerContext, attempt
 from marl_collect.processes.launcher import share_imports
 from marl_collect.processes.shared_memory import MemoryHandle, Segment
@@ -140,7 +135,8 @@ class _EnvWorker:
         memory: MemoryHandle,
         layout: Layout,
         signals: MemoryHandle,
-        shape: SignalsShape,
+        sizes: tuple[int, int, int],
+        spin: float,
     ) -> None:
         """Map the memory of all environments and the flags; bind each environment.
 
@@ -148,12 +144,13 @@ class _EnvWorker:
             memory: the environments' memory.
             layout: layout of that memory, ``[N, 1]``.
             signals: the memory of the flags.
-            shape: sizes of the flags.
+            sizes: of the flags, see ``Signals``.
+            spin: seconds to spin before sleeping.
         """
         if self._assignment.pins:
-            pin(self._context.index, shape.processes, self._processors)
+            pin(self._context.index, sizes[0], self._processors)
         self._memory = Segment.attach(memory)
-        self._signals = Signals(Segment.attach(signals), shape, fresh=False)
+        self._signals = Signals(Segment.attach(signals), sizes, spin, fresh=False)
         arrays, envs = layout.arrays(self._memory.buffer), self._envs
         for k, env in envs.items():
             env.bind({key: array[k, 0, ...] for key, array in arrays.items()})
@@ -179,7 +176,7 @@ class _EnvWorker:
         """Run commands until the trainer closes."""
         signals, me = self._signals, self._context.index
         self._line.cells[PHASE] = Phase.IDLE
-        groups = range(signals.shape.groups)
+        groups = range(len(self._rows))
         steps: dict[int, Callable[[int], None]] = {
             EnvOperation.STEP: self._step,
             EnvOperation.STEP_CHOSEN: self._step_chosen,

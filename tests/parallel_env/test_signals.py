@@ -2,17 +2,13 @@
 
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import pytest
 from support.processes import SOON
 
-from marl_collect.parallel_env.signals import (
-    EnvOperation,
-    Signals,
-    SignalsShape,
-    operation_of,
-)
+from marl_collect.parallel_env.signals import EnvOperation, Signals, operation_of
 from marl_collect.processes.shared_memory import Segment
 
 
@@ -23,26 +19,21 @@ def pending(worker: Signals, group: int, process: int) -> int:
 
 
 def both_ends(**changes: Any) -> tuple[Signals, Signals]:
-    sizes: dict[str, Any] = {
-        "processes": 3,
-        "groups": 2,
-        "environments": 5,
-        "spin": 0.0,
-    } | changes
-    shape = SignalsShape(**sizes)
-    segment = Segment.create(Signals.nbytes(shape), "test")
-    trainer = Signals(segment, shape, fresh=True)
-    return trainer, Signals(segment, shape, fresh=False)
+    sizes = {"processes": 3, "groups": 2, "environments": 5} | changes
+    spin = sizes.pop("spin", 0.0)
+    segment = Segment.create(Signals.nbytes(**sizes), "test")
+    ends = partial(Signals, segment, tuple(sizes.values()), spin)
+    return ends(fresh=True), ends(fresh=False)
 
 
 @pytest.mark.parametrize("processes", [1, 3, 17, 64, 65])
 @pytest.mark.parametrize("groups", [1, 2, 3])
 def test_the_flags_fit_into_their_memory(processes: int, groups: int) -> None:
-    shape = SignalsShape(processes, groups, 2 * processes + 1, 0.0)
-    segment = Segment.create(Signals.nbytes(shape), "test")
-    signals = Signals(segment, shape, fresh=True)
-    assert len(signals.seeds) == shape.environments
-    assert signals._end <= Signals.nbytes(shape)
+    sizes = processes, groups, 2 * processes + 1
+    segment = Segment.create(Signals.nbytes(*sizes), "test")
+    signals = Signals(segment, sizes, 0.0, fresh=True)
+    assert len(signals.seeds) == 2 * processes + 1
+    assert signals._end <= Signals.nbytes(*sizes)
 
 
 def test_a_command_is_pending_for_its_processes_until_they_finish() -> None:

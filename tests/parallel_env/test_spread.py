@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_collect.parallel_env.env_processes import Spread
+from marl_collect.parallel_env.env_processes import spread_rows
 
 
 @given(
@@ -15,24 +15,22 @@ def test_environments_are_spread_evenly(
     environments: int, processes: int, groups: int
 ) -> None:
     processes, groups = min(processes, environments), min(groups, environments)
-    spread = Spread.even(environments, processes, groups)
+    rows = spread_rows(environments, processes, groups)
 
-    indices = [k for group in spread.groups for k in group]
+    assert len(rows) == groups
+    assert all(any(map(len, group)) for group in rows)
+    indices = [k for group in rows for part in group for k in part]
     assert indices == list(range(environments))
-    dealt = [[k for group_rows in rows for k in group_rows] for rows in spread.rows]
-    assert dealt == [list(group) for group in spread.groups]
-    loads = [sum(map(len, spread.of_process(p))) for p in range(processes)]
+    loads = [sum(len(group[p]) for group in rows) for p in range(processes)]
     assert max(loads) - min(loads) <= 1
     assert min(loads) >= 1
 
 
 def test_each_process_has_a_share_of_every_group() -> None:
-    spread = Spread.even(8, 2, 2)
-    assert spread.of_process(0) == (range(2), range(4, 6))
-    assert spread.of_process(1) == (range(2, 4), range(6, 8))
-    assert spread.owners() == [(0, 0)] * 2 + [(0, 1)] * 2 + [(1, 0)] * 2 + [(1, 1)] * 2
+    first, second = spread_rows(8, 2, 2)
+    assert first == [range(2), range(2, 4)]
+    assert second == [range(4, 6), range(6, 8)]
 
 
-def test_members_are_the_processes_with_rows() -> None:
-    spread = Spread.even(2, 2, 2)
-    assert [spread.members(g) for g in range(2)] == [(0,), (1,)]
+def test_the_next_process_gets_the_next_spare_environment() -> None:
+    assert spread_rows(2, 2, 2) == [[range(1), range(1, 1)], [range(1, 1), range(1, 2)]]
