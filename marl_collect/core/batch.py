@@ -112,12 +112,12 @@ class EnvBatch(abc.ABC):
         return (self,)
 
     @abc.abstractmethod
-    def render(self, index: int) -> "NDArray[np.uint8] | None":
-        """Return an image ``[height, width, 3]`` of one environment, or None."""
+    def call_on_each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Return ``function(env, *arguments)`` of every environment, or simulator."""
 
-    @abc.abstractmethod
-    def attribute(self, name: str) -> "list[Any]":
-        """Return an attribute of every environment."""
+    def attribute(self, name: str) -> list[Any]:
+        """Return an attribute of every environment, or of the simulator of all."""
+        return self.call_on_each(getattr, name)
 
     @abc.abstractmethod
     def call(
@@ -149,13 +149,9 @@ class SimulatorBatch(EnvBatch):
         """Number of worlds."""
         return self._env.batch_size[0]
 
-    def render(self, index: int) -> "NDArray[np.uint8] | None":
-        """Return an image of one world."""
-        return self._env.render(index)
-
-    def attribute(self, name: str) -> "list[Any]":
-        """Return an attribute of the simulator, as a list of one."""
-        return [getattr(self._env, name)]
+    def call_on_each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Return ``function(simulator, *arguments)``, as a list of one."""
+        return [function(self._env, *arguments)]
 
     def call(
         self, index: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -238,13 +234,9 @@ class SerialBatch(EnvBatch):
                 f"of {self.size} in its process."
             )
 
-    def render(self, index: int) -> "NDArray[np.uint8] | None":
-        """Return an image of one environment."""
-        return self._envs[index].render()
-
-    def attribute(self, name: str) -> "list[Any]":
-        """Return an attribute of every environment."""
-        return [getattr(env, name) for env in self._envs]
+    def call_on_each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Return ``function(env, *arguments)`` of every environment."""
+        return [function(env, *arguments) for env in self._envs]
 
     def call(
         self, index: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -124,13 +124,6 @@ class ParallelBatch(EnvBatch):
             return (self,)
         return [ParallelBatch(self._processes, range(g, g + 1)) for g in self._groups]
 
-    def render(self, index: int) -> "NDArray[np.uint8] | None":
-        """Return an image of one environment."""
-        (image,) = self._call_on_rows(
-            [self._rows[index]], call_method, "render", (), {}
-        )
-        return image
-
     def attribute(self, name: str) -> list[Any]:
         """Return an attribute of every environment."""
         return self.call_on_each(value_of, name)

@@ -1,7 +1,6 @@
 """The base class of SerialEnv and ParallelEnv: N environments that act as one."""
 
-import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from marl_collect.core.batch import EnvBatch
@@ -101,7 +100,7 @@ class JointEnvs(TensorDictEnv):
             AttributeError: the environments do not have it, or it is a method.
         """
         check_name(type(self).__name__, name)
-        return self._call_on_each(value_of, name)
+        return self.engine().call_on_each(value_of, name)
 
     @final
     def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
@@ -113,7 +112,7 @@ class JointEnvs(TensorDictEnv):
             Exception: what the method raised. The batch stays usable.
         """
         check_name(type(self).__name__, name)
-        return self._call_on_each(call_method, name, args, kwargs)
+        return self.engine().call_on_each(call_method, name, args, kwargs)
 
     @final
     def __getattr__(self, name: str) -> Any:
@@ -128,10 +127,6 @@ class JointEnvs(TensorDictEnv):
             "get_attr(name) and call(name, ...) return lists with one entry per "
             f"environment. {STEPPING_SOME}"
         )
-
-    @abc.abstractmethod
-    def _call_on_each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Return ``function(env, *arguments)`` of every environment."""
 
 
 def check_name(batch: str, name: str, instead: str = STEPPING_SOME) -> None:

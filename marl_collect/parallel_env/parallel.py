@@ -1,6 +1,5 @@
 """``ParallelEnv``: environments in other processes, with the policy in this one."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from marl_collect.core.batch import EnvBatch
@@ -79,9 +78,6 @@ class ParallelEnv(JointEnvs):
             "process that started them. Build a new one with the same arguments, or "
             "pass a function that builds it to other processes."
         )
-
-    def _call_on_each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return self._engine.call_on_each(function, *arguments)
 
 
 def _set_threads(number: int | None) -> None:

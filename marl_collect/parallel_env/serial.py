@@ -1,7 +1,6 @@
 """``SerialEnv``: environments in this process, the reference for ParallelEnv."""
 
-from collections.abc import Callable
-from typing import Any, final
+from typing import final
 
 from marl_collect.core.batch import EnvBatch, SerialBatch
 from marl_collect.core.factories import Kwargs, build_singles
@@ -29,12 +28,12 @@ class SerialEnv(JointEnvs):
                 environment.
         """
         factories = factories_of(num_workers, create_env_fn, create_env_kwargs)
-        self._envs = build_singles(factories, range(len(factories)))
-        self._engine = SerialBatch(self._envs)
+        self._engine = SerialBatch(build_singles(factories, range(len(factories))))
 
     def engine(self) -> EnvBatch:
         """Return the batch that collectors step."""
-        self._check_open()
+        if self._closed:
+            raise ClosedError("This SerialEnv is closed. Build a new one.")
         return self._engine
 
     def close(self) -> None:
@@ -44,11 +43,3 @@ class SerialEnv(JointEnvs):
             # The next use creates a new one, and that raises ClosedError.
             self.__dict__.pop("_tensordict_api", None)
             self._engine.close()
-
-    def _call_on_each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        self._check_open()
-        return [function(env, *arguments) for env in self._envs]
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("This SerialEnv is closed. Build a new one.")
