@@ -7,8 +7,7 @@ CPU, they may name the simulator's own.
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Self, final
 
@@ -17,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from marl_collect.core.env import TensorDictEnv
+from marl_collect.policies.fused.record import holds_tensors
 
 _NO_KERNEL = frozenset(
     {
@@ -56,24 +56,25 @@ _Place = tuple[str, str, str]
 
 
 @final
-class Operations:
+class Operations(TorchDispatchMode, TorchFunctionMode):
     """Counts what torch does in this thread within a ``with`` block."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._kernels: Counter[str] = Counter()
         self._waits: dict[str, Counter[_Place]] = {
             part: Counter() for part in (_SIMULATOR, _OTHERS)
         }
-        self._modes = ExitStack()
         self._converting = False
 
     def __enter__(self) -> Self:
-        self._modes.enter_context(_Dispatched(self))
-        self._modes.enter_context(_Called(self))
+        TorchDispatchMode.__enter__(self)
+        TorchFunctionMode.__enter__(self)
         return self
 
     def __exit__(self, *exc_info: Any) -> None:
-        self._modes.close()
+        TorchFunctionMode.__exit__(self, *exc_info)
+        TorchDispatchMode.__exit__(self, *exc_info)
 
     def lines(self, steps: int) -> list[str]:
         """Say what one step of all environments took.
@@ -101,9 +102,13 @@ class Operations:
             ]
         return text
 
-    def dispatch(self, function: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Count an operation that torch executes."""
-        name = function.overloadpacket.__name__
+        del types
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
         reads = name in _READS_RESULTS and kwargs.get("output_size") is None
         wait = reads or (name in _INDEXES and _has_mask(*args[1:4]))
         if name in {"copy_", "_to_copy"}:
@@ -112,53 +117,33 @@ class Operations:
             leaves = source.device.type != "cpu" == getattr(target, "type", None)
             wait = leaves and not (kwargs.get("non_blocking") or args[2:3] == (True,))
         wait = wait and not self._converting
-        runs = not function.is_view and name not in _NO_KERNEL
+        runs = not func.is_view and name not in _NO_KERNEL
         if runs or wait:
             part, place = _caller()
             self._kernels[part] += runs
             if wait and place is not None:
                 self._waits[part][*place, _NAMES.get(name, name)] += 1
+        return func(*args, **kwargs)
 
-    def call(self, function: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Call a function of torch; count it if it copies a tensor to the host."""
-        what = _TO_HOST.get(function)
-        if function in (torch.tensor, torch.as_tensor) and _holds_tensors(args[0]):
+        del types
+        kwargs = kwargs or {}
+        what = _TO_HOST.get(func)
+        if func in (torch.tensor, torch.as_tensor) and holds_tensors(args[0]):
             what = "numbers of tensors in a list"
         if what is None or self._converting:
-            return function(*args, **kwargs)
+            return func(*args, **kwargs)
         part, place = _caller()
         if place is not None:
             self._waits[part][*place, what] += 1
         self._converting = True
         try:
-            return function(*args, **kwargs)
+            return func(*args, **kwargs)
         finally:
             self._converting = False
-
-
-class _Dispatched(TorchDispatchMode):
-    def __init__(self, operations: Operations) -> None:
-        super().__init__()
-        self._operations = operations
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        del types
-        self._operations.dispatch(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
-
-
-class _Called(TorchFunctionMode):
-    def __init__(self, operations: Operations) -> None:
-        super().__init__()
-        self._operations = operations
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        del types
-        return self._operations.call(func, args, kwargs or {})
 
 
 def _has_mask(
@@ -176,12 +161,6 @@ def _has_mask(
     if fills and len(tensors) == 1:
         return False
     return any(index.dtype in masks for index in tensors)
-
-
-def _holds_tensors(value: Any) -> bool:
-    return isinstance(value, list | tuple) and any(
-        isinstance(entry, torch.Tensor) or _holds_tensors(entry) for entry in value
-    )
 
 
 def _caller() -> tuple[str, tuple[str, str] | None]:

@@ -204,17 +204,18 @@ class HiddenReads(TorchFunctionMode):
 def _reads_arguments(name: str, args: Any) -> bool:
     """Return whether a function reads tensors that tell it what to do."""
     if name in _CONSTRUCTORS:
-        return any(_holds_tensors(arg) for arg in args)
+        return any(holds_tensors(arg) for arg in args)
     # The tensor has the indices at which to split.
     return name == "tensor_split" and any(
         isinstance(arg, torch.Tensor) for arg in args[1:]
     )
 
 
-def _holds_tensors(value: Any) -> bool:
+def holds_tensors(value: Any) -> bool:
+    """Return whether there are tensors in nested lists or tuples."""
     if not isinstance(value, list | tuple):
         return False
-    return any(isinstance(v, torch.Tensor) or _holds_tensors(v) for v in value)
+    return any(isinstance(v, torch.Tensor) or holds_tensors(v) for v in value)
 
 
 def _hidden(name: str) -> NotRepeatableError:
