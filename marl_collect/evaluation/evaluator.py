@@ -1,6 +1,6 @@
 """Evaluates policies on whole episodes in parallel workers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
@@ -24,6 +24,7 @@ from marl_collect.collectors.statistics import agent_return, episode_means, team
 from marl_collect.collectors.workers import Workers
 from marl_collect.core.closing import Closing
 from marl_collect.core.factories import Factory
+from marl_collect.core.ranks import Ranks
 from marl_collect.core.seeding import LARGEST_SEED, episode_seeds
 from marl_collect.errors import ClosedError, warn
 from marl_collect.options import (
@@ -118,6 +119,14 @@ class EvaluationArguments(_Shared):
             checked=False,
         ),
     ] = 0
+    all_ranks: Annotated[
+        bool,
+        Option(
+            "share the episodes among the ranks of a job, all of which must call "
+            "evaluate() and get all of its episodes. By default a rank plays all of "
+            "them and waits for no other, so rank 0 may evaluate alone"
+        ),
+    ] = False
 
 
 @final
@@ -328,7 +337,10 @@ def evaluate(arguments: EvaluationArguments) -> Evaluation:
     Raises:
         TypeError: if an option is passed that is about batches.
         ValueError: if numbers are invalid, for example if the number of seeds differs
-            from the number of episodes.
+            from the number of episodes, or, with ``all_ranks``, if they differ
+            between ranks.
+        RuntimeError: with ``all_ranks``, if ``torch.distributed`` does not connect the
+            ranks, or another rank has failed or ended.
     """
     episodes = arguments.episodes
     root, seeds = _checked(arguments.seeds, episodes)
@@ -338,11 +350,43 @@ def evaluate(arguments: EvaluationArguments) -> Evaluation:
             "seeds=[...] assigns a seed to each episode: pass one root seed, or omit "
             "on_worker_failure."
         )
-    evaluator = Evaluator(**values(_Shared, arguments), seeds=root)
     chosen = seeds or _derived(root, episodes)
-    evaluation = evaluator._play(root, chosen)  # noqa: SLF001 - of this module
-    evaluator.close()
-    return evaluation
+
+    def played(shared: Sequence[int]) -> Evaluation:
+        evaluator = Evaluator(**values(_Shared, arguments), seeds=root)
+        evaluation = evaluator._play(root, shared)  # noqa: SLF001 - of this module
+        evaluator.close()
+        return evaluation
+
+    return _of_all_ranks(played, chosen) if arguments.all_ranks else played(chosen)
+
+
+def _of_all_ranks(
+    play: Callable[[Sequence[int]], Evaluation], seeds: Sequence[int]
+) -> Evaluation:
+    """Let each rank play some of the episodes; return all of them, on all ranks."""
+    ranks = Ranks.of(None, None)
+    caller = "evaluate(all_ranks=True)"
+    # Before anything is played, since it may take minutes.
+    for rank, others in enumerate(ranks.gather(list(seeds), caller)):
+        if others != list(seeds):
+            raise ValueError(
+                f"{caller} plays the same episodes on all ranks, but rank "
+                f"{ranks.rank} has {len(seeds)} episodes and rank {rank} has "
+                f"{len(others)}, or their seeds differ: pass equal episodes and seeds."
+            )
+
+    def play_share() -> tuple[Episode, ...]:
+        share = seeds[ranks.rank :: ranks.world_size]
+        return play(share).episodes if share else ()
+
+    shares = ranks.together(play_share, caller)
+    return Evaluation(
+        tuple(
+            replace(shares[i % len(shares)][i // len(shares)], environment=i)
+            for i in range(len(seeds))
+        )
+    )
 
 
 def _collector_options(arguments: EvaluatorArguments) -> CollectorOptions:
@@ -356,7 +400,7 @@ def _collector_options(arguments: EvaluatorArguments) -> CollectorOptions:
         max_frames_per_traj=arguments.max_frames_per_traj,
         seed=arguments.seeds,
         storing_device="cpu",  # Batches stay where they are, whatever devices act.
-        # Every rank plays the same episodes.
+        # Numbers of environments are those of episodes, on every rank.
         rank=0,
         world_size=1,
     )

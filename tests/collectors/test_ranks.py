@@ -112,6 +112,90 @@ def test_every_rank_evaluates_the_same_episodes(
     assert returns() == before
 
 
+EVALUATIONS = """
+from marl_collect import Evaluator, evaluate
+from marl_collect.evaluation import evaluator
+from workloads.counting import CountingEnv
+
+games = {"num_workers": 1, "envs_per_worker": 2, "max_frames_per_traj": 5}
+_play = Evaluator._play
+
+
+def counting(self, root, seeds, first=0):
+    print("plays", len(seeds), flush=True)
+    return _play(self, root, seeds, first)
+
+
+Evaluator._play = counting
+
+
+def breaking():
+    raise OSError("no licence on this rank")
+
+
+def alike(one, other):
+    return repr(one.episodes) == repr(other.episodes)
+
+
+if rank == 0:  # Waits for nobody.
+    alone = evaluate(None, CountingEnv, episodes=5, seeds=3, **games)
+for seeds in (3, [5, 4, 3, 2, 1], [9]):
+    together = evaluate(
+        None, CountingEnv, episodes=5 if seeds != [9] else 1, seeds=seeds,
+        all_ranks=True, **games
+    )
+    expected = evaluate(
+        None, CountingEnv, episodes=len(together.episodes), seeds=seeds, **games
+    )
+    print("equal", alike(together, expected), flush=True)
+for factory, seeds, episodes in [
+    (CountingEnv, rank, 4),
+    (CountingEnv, 0, 4 + rank),
+    (breaking if rank else CountingEnv, 0, 4),
+]:
+    try:
+        evaluate(
+            None, factory, episodes=episodes, seeds=seeds, all_ranks=True, **games
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        print(type(error).__name__, str(error).splitlines()[0], flush=True)
+"""
+
+
+@pytest.mark.processes
+def test_ranks_share_the_episodes_of_an_evaluation(tmp_path: Path) -> None:
+    first, second = (text.splitlines() for text in run_ranks(tmp_path, EVALUATIONS, 2))
+    equal = ["equal True"]
+    assert first[:10] == [
+        *["plays 5"],  # Alone.
+        *["plays 3", "plays 5", *equal, "plays 3", "plays 5", *equal],
+        *["plays 1", "plays 1", *equal],
+    ]
+    assert second[:8] == [
+        *["plays 2", "plays 5", *equal, "plays 2", "plays 5", *equal],
+        *["plays 1", *equal],  # A single episode is rank 0's.
+    ]
+    for lines in first[10:12], second[8:10]:
+        assert "ValueError evaluate(all_ranks=True) plays the same" in lines[0]
+        assert "pass equal episodes and seeds" in lines[1]
+    assert first[12] == "plays 2"
+    assert "RuntimeError evaluate(all_ranks=True) failed on rank 1. OSErr" in first[13]
+    assert second[10:] == ["OSError no licence on this rank"]
+
+
+def test_ranks_that_are_not_connected_share_no_episodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error comes before anything is played."""
+    arguments: dict[str, Any] = {"episodes": 2, "num_workers": 1}
+    alone = evaluate(None, CountingEnv, **arguments, all_ranks=True)
+    assert alone.team_returns == evaluate(None, CountingEnv, **arguments).team_returns
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        evaluate(None, CountingEnv, **arguments, all_ranks=True)
+
+
 def test_a_rank_is_that_of_the_start(job: Callable[[int, int], None]) -> None:
     with Collector(CountingEnv, level_policy(), **options(8)) as collector:
         job(1, 2)
