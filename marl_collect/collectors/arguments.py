@@ -49,16 +49,29 @@ def listed_environments(
 
     Raises:
         IndexError: if there are fewer environments.
+        TypeError: if they are no indices. A mask would choose other environments.
     """
     if environments is None:
         return tuple(range(number))
-    chosen = sorted({operator.index(index) for index in environments})
+    try:
+        chosen = sorted({_index(index) for index in environments})
+    except TypeError:
+        raise TypeError(
+            "environments must be a sequence of indices, such as [0, 2], or None for "
+            f"all, but is {environments!r:.100}."
+        ) from None
     if chosen and not 0 <= chosen[0] <= chosen[-1] < number:
         raise IndexError(
             f"environments must be indices from 0 to {number - 1}, but are "
             f"{list(environments)}."
         )
     return tuple(chosen)
+
+
+def _index(value: Any) -> int:
+    if isinstance(value, bool):  # Of a mask.
+        raise TypeError(value)
+    return operator.index(value)
 
 
 def plain(value: Any) -> Any:

@@ -34,7 +34,7 @@ from marl_collect.collectors.statistics import Statistics, of_all_ranks
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.seeding import checked_seed, next_seed
 from marl_collect.errors import ClosedError, warn
-from marl_collect.options import require
+from marl_collect.options import Option, require
 from marl_collect.parallel_env.joint import check_name
 from marl_collect.processes.closing import (
     CLOSE_SECONDS,
@@ -577,12 +577,13 @@ class CollectorBase:
         Raises:
             AttributeError: the environments do not have the method, or it steps them.
             IndexError: there is no such environment.
-            TypeError: an argument is of another kind.
+            TypeError: the name, an argument or an index is of another kind.
             ValueError: only some worlds of a simulator are chosen. Environments of
                 other workers may have been called.
             Exception: what the method raised. It was called in the other environments,
                 and the collector stays usable.
         """
+        require("name", name, str, Option(""))
         check_name(type(self).__name__, name, "The collector resets and steps them.")
         with self._asking():
             rows = listed_environments(environments, sum(self._source.sizes))

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self, final
 
+from marl_collect.options import Option, require
+
 _VARIABLES = "RANK", "WORLD_SIZE"
 _group: tuple[Any, Any] | None = None
 """The default group of ``torch.distributed``, and a group of the same ranks on CPUs."""
@@ -27,8 +29,11 @@ class Ranks:
         """Check both numbers.
 
         Raises:
+            TypeError: if one is no integer.
             ValueError: if there is no such rank.
         """
+        require("rank", self.rank, int, Option("", at_least=0))
+        require("world_size", self.world_size, int, Option("", at_least=1))
         if not 0 <= self.rank < self.world_size:
             raise ValueError(
                 f"rank is {self.rank} and world_size is {self.world_size}: ranks are "

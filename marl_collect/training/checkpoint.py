@@ -63,7 +63,8 @@ class Checkpoint:
         world_size: number of processes; as for collectors.
 
     Raises:
-        ValueError: if ``rank`` or ``world_size`` is missing, or they fit no job.
+        TypeError: if ``rank`` or ``world_size`` is no integer.
+        ValueError: if one of both is missing, or they fit no job.
     """
 
     def __init__(

@@ -95,6 +95,14 @@ def test_a_job_goes_on_exactly_after_one_rank_got_a_signal(tmp_path: Path) -> No
     assert first["stats"]["frames"] == 2 * 12 * 20
 
 
+@pytest.mark.parametrize("numbers", [("0", 2), (0, "2"), (1.0, 2), (True, 2)])
+def test_numbers_of_ranks_are_integers(numbers: Any, tmp_path: Path) -> None:
+    """Each names a folder."""
+    rank, world_size = numbers
+    with pytest.raises(TypeError, match="must be an integer of at least"):
+        Checkpoint(tmp_path, {"rows": []}, rank=rank, world_size=world_size)
+
+
 SAVES = """
 import signal
 from pathlib import Path
