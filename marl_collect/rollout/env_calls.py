@@ -235,14 +235,14 @@ def set_task(
         level: of the curriculum.
     """
     try:
-        task = curriculum(seed, number, level)
+        # An environment may change it.
+        task = copy.deepcopy(curriculum(seed, number, level))
     except Exception as error:
         error.add_note(
             f"The error was raised by curriculum(seed={seed}, episode={number}, "
             f"level={level})."
         )
         raise
-    task = copy.deepcopy(task)  # An environment may change it.
     if engine.one_simulator:
         engine.call(k, "set_task", (k, task), {})
         engine.call(k, "require_begin", (k,), {})

@@ -476,11 +476,25 @@ def test_levels_are_integers(level: Any) -> None:
         assert collector.level == 3
 
 
+def lazy(seed: int, episode: int, level: int) -> Any:
+    task = curriculum(seed, episode, level)
+    return (entry for entry in task) if episode == 1 else task
+
+
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_an_error_of_the_function_names_the_episode(kind: Any) -> None:
+@pytest.mark.parametrize(
+    ("function", "kind_of_error", "message"),
+    [
+        (unlucky, LookupError, "no such maze"),
+        (lazy, TypeError, "cannot pickle 'generator'"),  # Tasks are copied.
+    ],
+)
+def test_an_error_of_the_function_names_the_episode(
+    kind: Any, function: Any, kind_of_error: type[Exception], message: str
+) -> None:
     with (
-        collector_of(kind, curriculum=unlucky) as collector,
-        pytest.raises(LookupError, match="no such maze") as error,
+        collector_of(kind, curriculum=function) as collector,
+        pytest.raises(kind_of_error, match=message) as error,
     ):
         collector.next()
     assert any("episode=1, level=0" in note for note in error.value.__notes__)
