@@ -25,11 +25,12 @@ def chosen_workers(reset_idx: Sequence[bool] | None, workers: int) -> list[int] 
     return [int(worker) for worker in np.flatnonzero(chosen)]
 
 
-def listed_workers(worker_ids: int | Sequence[int]) -> list[int]:
+def listed_workers(worker_ids: int | Sequence[int], number: int) -> list[int]:
     """Return ``worker_ids``, one index or several, as a list.
 
     Raises:
         TypeError: for booleans, which would be read as workers 0 and 1.
+        ValueError: if there are fewer workers, or if none is named.
     """
     listed: list[Any] = (
         [worker_ids] if isinstance(worker_ids, int | np.integer) else list(worker_ids)
@@ -39,7 +40,16 @@ def listed_workers(worker_ids: int | Sequence[int]) -> list[int]:
             f"worker_ids must be indices of workers, such as [0, 2], but is "
             f"{worker_ids!r}."
         )
-    return [operator.index(index) for index in listed]
+    chosen = [operator.index(index) for index in listed]
+    if not chosen:
+        raise ValueError("worker_ids names no worker; None selects all of them.")
+    for worker in chosen:
+        if not 0 <= worker < number:
+            raise ValueError(
+                f"worker_ids names worker {worker} of {number}: indices are 0 to "
+                f"{number - 1}."
+            )
+    return chosen
 
 
 def listed_environments(

@@ -311,7 +311,8 @@ class CollectorBase:
         Warns:
             UserWarning: if an attribute of the policy has changed that cannot be sent.
         """
-        chosen = None if worker_ids is None else listed_workers(worker_ids)
+        number = self._weights.workers
+        chosen = None if worker_ids is None else listed_workers(worker_ids, number)
         with self.pause():
             self._check_open()
             source = _only(policy_or_weights, weights, policy, weights_dict)
@@ -321,7 +322,7 @@ class CollectorBase:
                         "Weights given by worker index already select the workers, and "
                         "are those of the whole policy: omit worker_ids and model_id."
                     )
-                workers = listed_workers(list(source))
+                workers = listed_workers(list(source), number)
                 by_worker = zip(workers, source.values(), strict=True)
                 self._weights.publish_each(dict(by_worker))
                 return

@@ -92,11 +92,9 @@ class Publisher:
         Args:
             tensors: in the order of the layout, with its shapes and dtypes.
             workers: their indices, None for all.
-
-        Raises:
-            ValueError: if a worker does not exist, or if ``workers`` is empty.
         """
-        self._publish([WeightUpdate(tensors, workers, self.version + 1)])
+        version = self.version + 1
+        self.restore([WeightUpdate(tensors, workers, version)], version)
 
     @final
     def publish_each(self, sources: Mapping[int, Any]) -> None:
@@ -107,12 +105,8 @@ class Publisher:
         """
         version = self.version + 1
         tensors = self.policy.tensors
-        self._publish(
-            [
-                WeightUpdate(tensors(source), [index], version)
-                for index, source in sources.items()
-            ]
-        )
+        parts = [WeightUpdate(tensors(s), [k], version) for k, s in sources.items()]
+        self.restore(parts, version)
 
     @final
     def state(self) -> dict[str, Any]:
@@ -131,35 +125,16 @@ class Publisher:
 
     @final
     def restore(self, parts: Sequence[WeightUpdate], version: int) -> None:
-        """Restore the weights and versions of a state.
+        """Publish weights under their versions, such as those of a state.
 
         Args:
-            parts: for all workers; empty if the policy has no weights.
+            parts: for some workers or all; empty if the policy has no weights.
             version: of the last published weights.
         """
         if parts:
             self._write(parts)
         self.version = version
         self.policy.published()
-
-    def _publish(self, parts: Sequence[WeightUpdate]) -> None:
-        for part in parts:
-            self._check_workers(part.workers)
-        self._write(parts)
-        self.version += 1
-        self.policy.published()
-
-    def _check_workers(self, chosen: Sequence[int] | None) -> None:
-        if chosen is None:
-            return
-        for worker in chosen:
-            if not 0 <= worker < self.workers:
-                raise ValueError(
-                    f"worker_ids names worker {worker} of {self.workers}: indices are "
-                    f"0 to {self.workers - 1}."
-                )
-        if not chosen:
-            raise ValueError("worker_ids names no worker; None selects all of them.")
 
 
 def _same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
