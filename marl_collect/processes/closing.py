@@ -84,7 +84,7 @@ def await_end(
     for handle in handles:
         if handle.line.read().phase is Phase.CLOSE and handle.index not in reported:
             failures += _trouble_in_close(handle, deadline - begin)
-        handle.terminate()
+        handle.child.send_signal(signal.SIGTERM)
     _drain(handles, deadline, failures)
     return tuple(failures)
 
@@ -105,7 +105,7 @@ def _trouble_in_close(handle: WorkerHandle, seconds: float) -> list[WorkerError]
         return [handle.describe("hung", detail)]
     if exitcode == 0 or handle.has_failed:
         return []
-    return [handle.describe("ended unexpectedly", handle.describe_end())]
+    return [handle.describe("ended unexpectedly", handle.child.describe_end())]
 
 
 def _state_of(pid: int) -> tuple[str, int]:
@@ -143,7 +143,7 @@ def _drain(
                 sources[handle.connection.fileno()] = worker
                 poller.register(handle.connection.fileno(), select.POLLIN)
             if handle.exitcode is None:
-                poller.register(handle.sentinel, select.POLLIN)
+                poller.register(handle.child.sentinel, select.POLLIN)
         running = any(handle.exitcode is None for handle in handles)
         left = deadline - time.monotonic()
         if running and left <= 0:

@@ -95,7 +95,7 @@ def start_workers(
             )
             _instruct(handle, setup, job)
         for handle in handles:
-            handle.confirm(deadline)
+            handle.child.confirm(deadline)
     except BaseException as error:
         _abandon(handles)
         number = error.errno if isinstance(error, OSError) else None
@@ -129,7 +129,7 @@ def _abandon(handles: Sequence[WorkerHandle]) -> None:
         # A signal needs the pid. A process that has not started yet finds its
         # socket closed, and exits.
         with contextlib.suppress(OSError):
-            handle.confirm(deadline)
+            handle.child.confirm(deadline)
             handle.kill()
             handle.join(_ABANDON_SECONDS)
         handle.close()

@@ -42,6 +42,7 @@ class WorkerHandle:
     Attributes:
         index: the worker's index in the pool.
         line: its line of the status board.
+        child: its process.
         connection: our end of its command socket.
         sent: messages sent to it.
         writing: held while a message is sent to it.
@@ -50,11 +51,11 @@ class WorkerHandle:
     def __init__(
         self, index: int, line: Line, child: Child, connection: Connection
     ) -> None:
-        """Own a process that may not run yet; ``confirm`` waits until it does."""
+        """Own a process that may not run yet; ``child.confirm`` waits until it does."""
         self.index: Final = index
         self.line: Final = line
         self.connection: Final = connection
-        self._child = child
+        self.child: Final = child
         limit_blocking(connection, SOCKET_SECONDS)
         self.sent = 0
         self.writing = threading.Lock()  # A large message takes several writes.
@@ -69,44 +70,27 @@ class WorkerHandle:
 
     # Process
 
-    def confirm(self, deadline: float) -> None:
-        """Wait until the process is known to run; see ``ForkedChild``."""
-        self._child.confirm(deadline)
-
     @property
     def pid(self) -> int:
         """Process id."""
-        return self._child.pid
-
-    @property
-    def sentinel(self) -> int:
-        """A file descriptor that is readable once the process has ended."""
-        return self._child.sentinel
+        return self.child.pid
 
     @property
     def exitcode(self) -> int | None:
         """Exit code; ``-N`` if signal ``N`` ended it; None while it runs."""
-        return self._child.poll()
-
-    def describe_end(self) -> str:
-        """Describe in words how it ended."""
-        return self._child.describe_end()
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        self._child.send_signal(signal.SIGTERM)
+        return self.child.poll()
 
     def kill(self) -> None:
         """Send SIGKILL."""
-        self._child.send_signal(signal.SIGKILL)
+        self.child.send_signal(signal.SIGKILL)
 
     def _abort(self) -> None:
         """Send SIGABRT: the process prints its Python stack to stderr and dies."""
         with suppress(OSError):  # A core dump would take longer than we wait.
             _, hard = resource.prlimit(self.pid, resource.RLIMIT_CORE)
             resource.prlimit(self.pid, resource.RLIMIT_CORE, (0, hard))
-        self._child.send_signal(signal.SIGABRT)
-        self._child.send_signal(signal.SIGCONT)  # A stopped process would not die.
+        self.child.send_signal(signal.SIGABRT)
+        self.child.send_signal(signal.SIGCONT)  # A stopped process would not die.
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until it has ended; return whether it has.
@@ -114,12 +98,12 @@ class WorkerHandle:
         Args:
             timeout: seconds; None for no limit.
         """
-        return wait_end(self._child, timeout)
+        return wait_end(self.child, timeout)
 
     def close(self) -> None:
         """Close our file descriptors; does not end the process."""
         self.connection.close()
-        self._child.close()
+        self.child.close()
 
     # Messages
 
@@ -204,7 +188,9 @@ class WorkerHandle:
 
     def _raise_end(self) -> None:
         if self._error is None:
-            self._error = self.describe("ended unexpectedly", self.describe_end()).args
+            self._error = self.describe(
+                "ended unexpectedly", self.child.describe_end()
+            ).args
             self.failed_at = time.monotonic()
         # No variable: it would keep the error, and its traceback the variable's frame.
         raise WorkerError(*self._error)

@@ -124,7 +124,7 @@ def test_signals_that_the_trainer_blocks_or_ignores_are_not_so_in_workers(
         with pool(0, 1) as workers:
             tell(ask(workers, mask))
             handle = workers._handles[0]
-            handle.terminate()
+            handle.child.send_signal(signal.SIGTERM)
             tell(handle.join(100))
         """
     assert run_lines(body) == ["[]", "True"]
