@@ -29,18 +29,11 @@ def listed_workers(worker_ids: int | Sequence[int], number: int) -> list[int]:
     """Return ``worker_ids``, one index or several, as a list.
 
     Raises:
-        TypeError: for booleans, which would be read as workers 0 and 1.
+        TypeError: if they are no indices.
         ValueError: if there are fewer workers, or if none is named.
     """
-    listed: list[Any] = (
-        [worker_ids] if isinstance(worker_ids, int | np.integer) else list(worker_ids)
-    )
-    if any(isinstance(index, (bool, np.bool_)) for index in listed):
-        raise TypeError(
-            f"worker_ids must be indices of workers, such as [0, 2], but is "
-            f"{worker_ids!r}."
-        )
-    chosen = [operator.index(index) for index in listed]
+    is_one = isinstance(worker_ids, int | np.integer)
+    chosen = _indices("worker_ids", "workers", [worker_ids] if is_one else worker_ids)
     if not chosen:
         raise ValueError("worker_ids names no worker; None selects all of them.")
     for worker in chosen:
@@ -59,17 +52,11 @@ def listed_environments(
 
     Raises:
         IndexError: if there are fewer environments.
-        TypeError: if they are no indices. A mask would choose other environments.
+        TypeError: if they are no indices.
     """
     if environments is None:
         return tuple(range(number))
-    try:
-        chosen = sorted({_index(index) for index in environments})
-    except TypeError:
-        raise TypeError(
-            "environments must be a sequence of indices, such as [0, 2], or None for "
-            f"all, but is {environments!r:.100}."
-        ) from None
+    chosen = sorted(set(_indices("environments", "environments", environments)))
     if chosen and not 0 <= chosen[0] <= chosen[-1] < number:
         raise IndexError(
             f"environments must be indices from 0 to {number - 1}, but are "
@@ -78,10 +65,17 @@ def listed_environments(
     return tuple(chosen)
 
 
-def _index(value: Any) -> int:
-    if isinstance(value, bool):  # Of a mask.
-        raise TypeError(value)
-    return operator.index(value)
+def _indices(argument: str, things: str, values: Any) -> list[int]:
+    try:
+        listed = list(values)
+        if any(isinstance(index, bool | np.bool_) for index in listed):
+            raise TypeError  # A mask would choose 0 and 1.
+        return [operator.index(index) for index in listed]
+    except TypeError:
+        raise TypeError(
+            f"{argument} must be indices of {things}, such as [0, 2], but is "
+            f"{values!r:.100}."
+        ) from None
 
 
 def plain(value: Any) -> Any:

@@ -300,8 +300,7 @@ class CollectorBase:
             weights_dict: weights by ``model_id``, for several submodules at once.
 
         Raises:
-            TypeError: if indices of workers are booleans, or the weights are not
-                tensors.
+            TypeError: if ``worker_ids`` are no indices, or the weights are not tensors.
             ValueError: if the weights are given in more than one way, or if tensors
                 have another shape or dtype than in the workers.
             KeyError: if tensors are missing or surplus, or if a submodule does not

@@ -191,7 +191,7 @@ def test_an_error_names_its_environment(kind: Any) -> None:
         ("set_wind", (np.zeros(2),), {}, TypeError, "ndarray"),
         (3, (), {}, TypeError, "name must be a string"),
         *(
-            ("set_wind", (1,), {"environments": chosen}, TypeError, "sequence of ind")
+            ("set_wind", (1,), {"environments": chosen}, TypeError, "indices of env")
             for chosen in (0, "0", [0.0], [[0]], [True, False, True, False])
         ),
         ("set_wind", (1,), {"environments": [4]}, IndexError, "0 to 3"),

@@ -104,8 +104,8 @@ def test_weights_that_only_workers_have_are_not_published_before_each_batch() ->
         collector.next()
 
 
-@pytest.mark.parametrize("wrong", [True, [False, True]])
-def test_worker_ids_are_indices_and_not_booleans(wrong: Any) -> None:
+@pytest.mark.parametrize("wrong", [True, [False, True], "0", 1.0, [0.0], object()])
+def test_worker_ids_are_indices(wrong: Any) -> None:
     for kind in (MultiSyncCollector, Collector):
         with kind([CountingEnv] * 2, level_policy(), frames_per_batch=8) as collector:
             with pytest.raises(TypeError, match=r"indices of workers, such as \[0, 2"):
