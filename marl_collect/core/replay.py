@@ -5,6 +5,7 @@ frame of a replay is compared with the recorded one to detect environments that 
 repeat.
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -285,6 +286,7 @@ class SlotActions:
         """
         self._keys = list(actions)
         self._clock = 0
+        # The frame in which each episode began; negative if its actions were discarded.
         self._starts = np.zeros(size, np.int64)
         self._blocks: list[_Block] = []
         self._held, self._allowed, self._nbytes = 0, 0, 0
@@ -336,10 +338,48 @@ class SlotActions:
         if self._held > self._allowed:
             self._discard(end * len(starts))
 
-    def mark(self) -> "ActionsMark":
+    def mark(self) -> "SlotActions":
         """Return the actions as they are now, without copying them."""
-        starts, blocks = self._starts.copy(), tuple(self._blocks)
-        return ActionsMark(self._clock, starts, blocks, self._nbytes)
+        mark = copy.copy(self)
+        vars(mark).update(_starts=self._starts.copy(), _blocks=[*self._blocks])
+        return mark
+
+    def cut(self) -> EpisodeActions:
+        """Return the actions of the running episodes, in one array per key."""
+        lengths = np.where(self._starts < 0, -1, self._clock - self._starts)
+        lengths[lengths * self._nbytes > MOST_BYTES] = -1
+        if not self._blocks:
+            return EpisodeActions(lengths, {})
+        total = int(np.maximum(lengths, 0).sum())
+        arrays = {
+            key: np.empty((total, *array.shape[2:]), array.dtype)
+            for key, array in self._blocks[-1].arrays.items()
+        }
+        actions = EpisodeActions(lengths, arrays)
+        for block in self._joined_blocks():
+            rows = np.arange(len(lengths)) if block.rows is None else block.rows
+            starts, width = self._starts[rows], len(rows)
+            firsts = np.maximum(starts, block.start)
+            counts = (block.end - firsts).clip(0) * (lengths[rows] >= 0)
+            targets = frames_of(actions.firsts[rows] + firsts - starts, counts)
+            firsts = (firsts - block.start) * width + np.arange(width)
+            sources = frames_of(firsts, counts, np.full(width, width))
+            for key, array in block.arrays.items():
+                frames = array.reshape(-1, *array.shape[2:])
+                arrays[key][targets] = frames.take(sources, 0)
+        return actions
+
+    def _joined_blocks(self) -> "Sequence[_Block]":
+        """Return the blocks, with one for all small ones with every environment."""
+        some = [block for block in self._blocks if block.rows is not None]
+        whole = self._blocks[len(some) :]  # Newer than all others.
+        if len(whole) < 2 or whole[0].frames > _LARGE:
+            return self._blocks
+        arrays = {
+            key: np.concatenate([block.arrays[key] for block in whole])
+            for key in whole[0].arrays
+        }
+        return [*some, _Block(whole[0].start, whole[-1].end, None, arrays)]
 
     def _discard(self, latest: int) -> None:
         """Discard what is too long, or needed by no running episode.
@@ -402,59 +442,3 @@ class _Block:
             rows = self.rows[columns]
         arrays = {key: array[:, columns] for key, array in self.arrays.items()}
         return _Block(self.start, self.end, rows, arrays)
-
-
-@final
-@dataclass(frozen=True)
-class ActionsMark:
-    """What ``SlotActions`` held at one moment; later slots do not change it.
-
-    Attributes:
-        clock: number of frames since the first slot.
-        starts: the frame in which each environment's episode began; negative for those
-            whose actions were discarded.
-        blocks: the actions, oldest first.
-        nbytes: size of the actions of one frame of one environment.
-    """
-
-    clock: int
-    starts: NDArray[np.int64]
-    blocks: tuple[_Block, ...]
-    nbytes: int
-
-    def cut(self) -> EpisodeActions:
-        """Return the actions of the episodes that ran at that moment."""
-        lengths = np.where(self.starts < 0, -1, self.clock - self.starts)
-        lengths[lengths * self.nbytes > MOST_BYTES] = -1
-        if not self.blocks:
-            return EpisodeActions(lengths, {})
-        total = int(np.maximum(lengths, 0).sum())
-        arrays = {
-            key: np.empty((total, *array.shape[2:]), array.dtype)
-            for key, array in self.blocks[-1].arrays.items()
-        }
-        actions = EpisodeActions(lengths, arrays)
-        for block in self._joined_blocks():
-            rows = np.arange(len(lengths)) if block.rows is None else block.rows
-            starts, width = self.starts[rows], len(rows)
-            firsts = np.maximum(starts, block.start)
-            counts = (block.end - firsts).clip(0) * (lengths[rows] >= 0)
-            targets = frames_of(actions.firsts[rows] + firsts - starts, counts)
-            firsts = (firsts - block.start) * width + np.arange(width)
-            sources = frames_of(firsts, counts, np.full(width, width))
-            for key, array in block.arrays.items():
-                frames = array.reshape(-1, *array.shape[2:])
-                arrays[key][targets] = frames.take(sources, 0)
-        return actions
-
-    def _joined_blocks(self) -> Sequence[_Block]:
-        """Return the blocks, with one for all small ones with every environment."""
-        some = [block for block in self.blocks if block.rows is not None]
-        whole = self.blocks[len(some) :]  # Newer than all others.
-        if len(whole) < 2 or whole[0].frames > _LARGE:
-            return self.blocks
-        arrays = {
-            key: np.concatenate([block.arrays[key] for block in whole])
-            for key in whole[0].arrays
-        }
-        return [*some, _Block(whole[0].start, whole[-1].end, None, arrays)]

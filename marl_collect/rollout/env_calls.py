@@ -45,6 +45,8 @@ class EnvCall:
 
 Outcome = tuple[Any, Exception | None]
 """What a call returned in one environment, and what it raised."""
+CallsMark = tuple[list[tuple[EnvCall, int | None]], int]
+"""The calls before a moment, each with its age in frames, and the number of calls."""
 
 
 def returned(call: EnvCall, failed: Sequence[bool]) -> EnvCall:
@@ -58,24 +60,6 @@ def returned(call: EnvCall, failed: Sequence[bool]) -> EnvCall:
         return replace(call, rows=() if any(failed) else call.rows)
     pairs = zip(call.rows, failed, strict=True)
     return replace(call, rows=tuple(row for row, error in pairs if not error))
-
-
-@final
-@dataclass(frozen=True)
-class CallsMark:
-    """A moment of a log.
-
-    Attributes:
-        entries: the calls made before, as in the log.
-        clock: frames until then.
-        count: number of calls until then.
-        began: as in the log.
-    """
-
-    entries: tuple[tuple[int, tuple[EnvCall, int | None]], ...]
-    clock: int
-    count: int
-    began: int
 
 
 @final
@@ -138,8 +122,13 @@ class CallLog:
 
     def mark(self) -> CallsMark:
         """Return this moment, for ``state``."""
-        entries = tuple(self._entries.items())
-        return CallsMark(entries, self._clock, self._count, self._began)
+        made: list[tuple[EnvCall, int | None]] = []
+        for number, (call, frame) in self._entries.items():
+            age = None
+            if frame is not None and number >= self._began:
+                age = self._clock - frame
+            made.append((call, age))
+        return made, self._count
 
     def state(self, mark: CallsMark) -> dict[str, Any]:
         """Return the calls as plain data.
@@ -148,17 +137,10 @@ class CallLog:
             ``made``: those before the mark, with ``age``, their distance to it in
             frames, or None; ``later``: those after it.
         """
-        made = []
-        for number, (call, frame) in mark.entries:
-            age = None
-            if frame is not None and number >= mark.began:
-                age = mark.clock - frame
-            made.append({**vars(call), "age": age})
-        later = [
-            call for number, (call, _) in self._entries.items() if number >= mark.count
-        ]
+        made, count = mark
+        later = [call for n, (call, _) in self._entries.items() if n >= count]
         return {
-            "made": made,
+            "made": [{**vars(call), "age": age} for call, age in made],
             "later": [dict(vars(call)) for call in (*self.pending, *later)],
         }
 

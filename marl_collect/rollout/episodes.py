@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from marl_collect.buffers.layout import LEVEL, STEP_COUNT, TRAJ_IDS
 from marl_collect.core.description import EnvDescription, Key
 from marl_collect.core.replay import (
-    ActionsMark,
     EpisodeActions,
     RecordedEpisodes,
     SlotActions,
@@ -339,7 +338,7 @@ class RunningEpisodes:
             "returns": {name: values.copy() for name, values in self._returns.items()},
         }
 
-    def mark(self) -> ActionsMark:
+    def mark(self) -> SlotActions:
         """Return the actions of the running episodes; ``load`` takes them once cut."""
         return self._actions.mark()
 

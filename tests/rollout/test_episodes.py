@@ -10,7 +10,7 @@ from workloads.counting import CountingEnv
 from marl_collect import Collector, restore_next
 from marl_collect.buffers.layout import MANY
 from marl_collect.core import replay
-from marl_collect.core.replay import ActionsMark, EpisodeActions, SlotActions
+from marl_collect.core.replay import EpisodeActions, SlotActions
 from marl_collect.rollout.episodes import _joined, _sums
 
 ACTION: Any = ("a", "action")
@@ -121,7 +121,7 @@ def append_slots(
             expected[k].extend(slot[ACTION][k, start:])
 
 
-def assert_taken(mark: ActionsMark, expected: Any) -> None:
+def assert_taken(mark: SlotActions, expected: Any) -> None:
     episode_actions = mark.cut()
     assert episode_actions.lengths.tolist() == [len(episode) for episode in expected]
     frames = [list(frame) for episode in expected for frame in episode]
@@ -148,7 +148,7 @@ def test_actions_of_running_episodes_are_kept_and_others_are_dropped() -> None:
 def test_marks_keep_the_actions_of_their_moment_and_copy_none() -> None:
     actions = SlotActions([ACTION], 20)
     expected: list[list[Any]] = [[] for _ in range(20)]
-    marks: list[tuple[ActionsMark, Any]] = []
+    marks: list[tuple[SlotActions, Any]] = []
     for seed in range(40):
         if seed % 9 == 8:
             actions.begin(np.arange(seed % 20, 20))
@@ -156,7 +156,7 @@ def test_marks_keep_the_actions_of_their_moment_and_copy_none() -> None:
         append_slots(actions, expected, seed, 3)
         mark = actions.mark()
         marks.append((mark, [list(episode) for episode in expected]))
-        pairs = zip(mark.blocks, actions._blocks, strict=True)
+        pairs = zip(mark._blocks, actions._blocks, strict=True)
         assert all(block is held for block, held in pairs)
     for mark, episodes in marks:
         assert_taken(mark, episodes)
