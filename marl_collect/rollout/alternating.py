@@ -16,8 +16,15 @@ from marl_collect.core.batch import EnvBatch
 from marl_collect.core.replay import EpisodeActions
 from marl_collect.core.signature import check_same_signature
 from marl_collect.policies.runner import PolicyRunner
-from marl_collect.rollout.env_calls import EnvCall, Outcome, joined, part_of
-from marl_collect.rollout.episodes import Arrays, Curriculum, EndedEpisodes, Plan
+from marl_collect.rollout.env_calls import EnvCall, Outcome, joined_calls, part_of
+from marl_collect.rollout.episodes import (
+    Arrays,
+    Curriculum,
+    EndedEpisodes,
+    Plan,
+    join_trees,
+    rows_of,
+)
 from marl_collect.rollout.loop import (
     Collected,
     ProgressReporter,
@@ -170,18 +177,18 @@ class AlternatingRollout:
         actions = [EpisodeActions(**state["actions"]) for state in states]
         return states[0] | {
             "actions": vars(EpisodeActions.join(actions)),
-            "calls": joined(
+            "calls": joined_calls(
                 [state["calls"] for state in states],
                 [rows.start for rows in self._rows],
             ),
-            **{key: _joined([state[key] for state in states]) for key in _BY_ROW},
+            **{key: join_trees([state[key] for state in states]) for key in _BY_ROW},
         }
 
     def load(self, state: Mapping[str, Any], *, fresh: bool = False) -> None:
         """Continue from ``state``, also from that of a single rollout."""
         actions = EpisodeActions(**state["actions"])
         for rows, rollout in zip(self._rows, self._rollouts, strict=True):
-            part = {key: _part(state[key], rows) for key in _BY_ROW}
+            part = {key: rows_of(state[key], rows) for key in _BY_ROW}
             part["actions"] = vars(actions.take(np.arange(rows.start, rows.stop)))
             part["calls"] = part_of(state["calls"], range(rows.start, rows.stop))
             rollout.load({**state, **part}, fresh=fresh)
@@ -189,21 +196,6 @@ class AlternatingRollout:
 
 _BY_ROW = ("environments", "generators", "carried", "is_init", "assigned")
 """Parts of a state that consist of arrays ``[K, ...]``, or are None."""
-
-
-def _joined(parts: Sequence[Any]) -> Any:
-    """Concatenate the arrays of equal trees."""
-    first = parts[0]
-    if isinstance(first, Mapping):
-        return {key: _joined([part[key] for part in parts]) for key in first}
-    return None if first is None else np.concatenate(parts)
-
-
-def _part(tree: Any, rows: slice) -> Any:
-    """Return some rows of all arrays of a tree."""
-    if isinstance(tree, Mapping):
-        return {key: _part(branch, rows) for key, branch in tree.items()}
-    return None if tree is None else tree[rows]
 
 
 def _part_of(plan: Plan, rows: slice) -> Plan:

@@ -173,7 +173,7 @@ def calls_of(state: Mapping[str, Any]) -> dict[str, EnvCall]:
     return calls
 
 
-def joined(
+def joined_calls(
     states: Sequence[Mapping[str, Any]], firsts: Sequence[int]
 ) -> dict[str, Any]:
     """Return the calls of several rollouts, whose rows begin at ``firsts``."""

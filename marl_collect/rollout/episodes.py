@@ -97,26 +97,8 @@ class EndedEpisodes(Sequence[Episode]):
         first = parts[0]
         if len(parts) == 1:
             return first
-        all_parts = cls(
-            np.concatenate([part.ends for part in parts]),
-            np.concatenate([part.environments for part in parts]),
-            np.concatenate([part.lengths for part in parts]),
-            {n: np.concatenate([p.returns[n] for p in parts]) for n in first.returns},
-            {
-                name: np.concatenate([part.policy_ids[name] for part in parts])
-                for name in first.policy_ids
-            },
-        )
-        return all_parts._take(np.argsort(all_parts.ends, kind="stable"))
-
-    def _take(self, index: slice | NDArray[np.int64]) -> "EndedEpisodes":
-        return EndedEpisodes(
-            self.ends[index],
-            self.environments[index],
-            self.lengths[index],
-            {name: values[index] for name, values in self.returns.items()},
-            {name: ids[index] for name, ids in self.policy_ids.items()},
-        )
+        all_parts = cls(**join_trees([vars(part) for part in parts]))
+        return all_parts[np.argsort(all_parts.ends, kind="stable")]
 
     def __len__(self) -> int:
         return len(self.environments)
@@ -125,11 +107,13 @@ class EndedEpisodes(Sequence[Episode]):
     def __getitem__(self, index: int) -> Episode: ...
 
     @overload
-    def __getitem__(self, index: slice) -> "EndedEpisodes": ...
+    def __getitem__(self, index: slice | NDArray[np.int64]) -> "EndedEpisodes": ...
 
-    def __getitem__(self, index: int | slice) -> "Episode | EndedEpisodes":
-        if isinstance(index, slice):
-            return self._take(index)
+    def __getitem__(
+        self, index: int | slice | NDArray[np.int64]
+    ) -> "Episode | EndedEpisodes":
+        if isinstance(index, slice | np.ndarray):
+            return EndedEpisodes(**rows_of(vars(self), index))
         return Episode(
             environment=int(self.environments[index]),
             length=int(self.lengths[index]),
@@ -138,6 +122,21 @@ class EndedEpisodes(Sequence[Episode]):
                 n: tuple(i[index].tolist()) for n, i in self.policy_ids.items()
             },
         )
+
+
+def join_trees(trees: Sequence[Any]) -> Any:
+    """Concatenate the arrays of equal trees, whose other leaves are None."""
+    first = trees[0]
+    if isinstance(first, Mapping):
+        return {key: join_trees([tree[key] for tree in trees]) for key in first}
+    return None if first is None else np.concatenate(trees)
+
+
+def rows_of(tree: Any, rows: slice | NDArray[np.int64]) -> Any:
+    """Return some rows of all arrays of a tree."""
+    if isinstance(tree, Mapping):
+        return {key: rows_of(branch, rows) for key, branch in tree.items()}
+    return None if tree is None else tree[rows]
 
 
 def left_behind(environments: Mapping[str, Any], running: Sequence[int]) -> list[int]:
@@ -186,7 +185,7 @@ class RunningEpisodes:
         self._begun = False
         # Of the current slot: the episodes that ended, and the state before it.
         self._ends: list[tuple[NDArray[np.int64], NDArray[np.int64], int]] = []
-        self._before = self._numbers, self._lengths, self.levels, self._returns
+        self._before = self.state()
         self._seeds = np.zeros((size, 0), np.int64)
         self._first_seed = np.zeros(size, np.int64)
 
@@ -271,14 +270,7 @@ class RunningEpisodes:
 
     def enter(self) -> None:
         """Begin a slot."""
-        self._ends = []
-        returns = {name: values.copy() for name, values in self._returns.items()}
-        self._before = (
-            self._numbers.copy(),
-            self._lengths.copy(),
-            self.levels.copy(),
-            returns,
-        )
+        self._ends, self._before = [], self.state()
 
     def end(self, rows: NDArray[np.int64], starts: NDArray[np.int64], end: int) -> None:
         """Note that episodes of the slot ended.
@@ -371,28 +363,27 @@ class RunningEpisodes:
         """Write trajectory ids and counts of frames."""
         if not end:
             return
-        numbers, lengths, levels, _ = self._before
-        rows, _, ends = ended
+        before, (rows, _, ends) = self._before, ended
         if len(rows) and ends[-1] == end:  # They are in order.
             within = ends < end
             rows, ends = rows[within], ends[within]
         if TRAJ_IDS in slot:
-            ids = ((self._index << EPISODE_BITS) + numbers)[:, None]
+            ids = ((self._index << EPISODE_BITS) + before["episode"])[:, None]
             if len(rows):
-                steps = np.zeros((len(numbers), end), np.int64)
+                steps = np.zeros((len(ids), end), np.int64)
                 steps[:, :1] = ids
                 steps[rows, ends] += 1
                 ids = np.add.accumulate(steps, 1, out=steps)
             slot[TRAJ_IDS][:, :end] = ids
         if LEVEL in slot:
-            slot[LEVEL][:, :end] = levels[:, None]
+            slot[LEVEL][:, :end] = before["level"][:, None]
             for row, first in zip(rows, ends, strict=True):
                 # The level changes between slots only.
                 slot[LEVEL][row, first:end] = self.levels[row]
         if STEP_COUNT in slot:
-            first = -lengths[:, None]
+            first = -before["length"][:, None]
             if len(rows):
-                starts = np.full((len(numbers), end), -NEVER)
+                starts = np.full((len(first), end), -NEVER)
                 starts[:, :1] = first
                 starts[rows, ends] = ends
                 first = np.maximum.accumulate(starts, 1, out=starts)
@@ -413,14 +404,13 @@ class RunningEpisodes:
         if not self._ends:  # In most slots of few environments.
             ids = self._policy_ids(slot, joined)
             return EndedEpisodes(_NONE, _NONE, _NONE, returns, ids)
-        _, lengths, _, before = self._before
-        earlier = firsts == 0
+        before, earlier = self._before, firsts == 0
         for name, total in returns.items():
-            total[earlier] += before[name][rows[earlier]]
+            total[earlier] += before["returns"][name][rows[earlier]]
         return EndedEpisodes(
             ends=ends,
             environments=self._index[rows],
-            lengths=ends - firsts + earlier * lengths[rows],
+            lengths=ends - firsts + earlier * before["length"][rows],
             returns=returns,
             policy_ids=self._policy_ids(slot, joined),
         )
