@@ -76,6 +76,8 @@ def test_the_batch_of_a_fork_is_not_overwritten(
 
         with forked(read) as child:
             batches.clear()
+            with forked(lambda connection: None):
+                pass  # It inherits other batches.
             for _ in range(8):
                 collector.next()
             child.send("now")
