@@ -31,8 +31,8 @@ LIMIT = Script(max_cycles=3)
 MESSAGE = "scripted_v0: an episode ended when the first agent was done.*done_on_any="
 
 
-def wrapped(script: Script, done_on_any: bool | None = None) -> Any:
-    return PettingZooWrapper(ScriptedEnv(script), done_on_any=done_on_any)
+def wrapped(script: Script, **options: Any) -> Any:
+    return PettingZooWrapper(ScriptedEnv(script), **options)
 
 
 QUIET = [
@@ -49,12 +49,16 @@ def warned(call: Any) -> int:
     return sum("first agent was done" in str(w.message) for w in caught)
 
 
-def test_check_env_says_that_episodes_end_with_the_first_agent() -> None:
+@pytest.mark.parametrize("group_map", [None, "one_group_per_agent"])
+def test_check_env_says_that_episodes_end_with_the_first_agent(group_map: Any) -> None:
+    def check(factory: Any) -> None:
+        check_env(partial(factory, group_map=group_map))
+
     with pytest.warns(UserWarning, match=MESSAGE):
-        check_env(partial(wrapped, DEATH))
-    assert warned(lambda: check_env(partial(wrapped, DEATH))) == 1
+        check(partial(wrapped, DEATH))
+    assert warned(lambda: check(partial(wrapped, DEATH))) == 1
     for factory in QUIET:
-        assert not warned(lambda factory=factory: check_env(factory))
+        assert not warned(lambda factory=factory: check(factory))
 
 
 @pytest.mark.parametrize("kind", [PPOLearner, ValueLearner])
