@@ -72,10 +72,10 @@ def await_end(
     _drain(handles, min(term, begin + _STOPPED_SECONDS), failures)
     for handle in handles:
         if handle.exitcode is None:
-            state, parent = _state_of(handle.pid)
+            state, parent = linux.state_of(handle.pid)
             if state == "T":
                 handle.kill()
-            if parent != os.getpid() and _state_of(parent)[0] == "T":
+            if parent != os.getpid() and linux.is_stopped(parent):
                 # A fork server, which reports the ends of its workers.
                 with contextlib.suppress(OSError):
                     os.kill(parent, signal.SIGCONT)
@@ -106,20 +106,6 @@ def _trouble_in_close(handle: WorkerHandle, seconds: float) -> list[WorkerError]
     if exitcode == 0 or handle.has_failed:
         return []
     return [handle.describe("ended unexpectedly", handle.child.describe_end())]
-
-
-def _state_of(pid: int) -> tuple[str, int]:
-    """Return a process's state and its parent; "T" if SIGSTOP or the like stopped it.
-
-    If that is unknown, for example since it has ended, return "" and 0.
-    """
-    folder = linux.folder_of(pid)
-    if folder is not None:
-        with contextlib.suppress(OSError):
-            stat = (folder / "stat").read_text()
-            state, parent = stat.rpartition(")")[2].split()[:2]
-            return state, int(parent)
-    return "", 0
 
 
 def _shut(connection: Connection) -> None:

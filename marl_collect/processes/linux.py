@@ -272,18 +272,24 @@ def folder_of(pid: int) -> Path | None:
     return None
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether a signal, such as SIGSTOP, has stopped a process; see proc(5).
+def state_of(pid: int) -> tuple[str, int]:
+    """Return a process's state, such as "T" if it is stopped, and its parent.
 
-    False where /proc does not tell.
+    "" and 0 where /proc does not tell, for example since it has ended; see proc(5).
     """
     folder = folder_of(pid)
     with contextlib.suppress(OSError):
         if folder is not None:
             # The name, in brackets, may contain anything.
-            state = (folder / "stat").read_text(errors="replace").rpartition(") ")[2]
-            return state.startswith("T")
-    return False
+            text = (folder / "stat").read_text(errors="replace").rpartition(") ")[2]
+            state, parent, *_ = text.split()
+            return state, int(parent)
+    return "", 0
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal, such as SIGSTOP, has stopped a process."""
+    return state_of(pid)[0] == "T"
 
 
 _warned: Final = set[str]()
