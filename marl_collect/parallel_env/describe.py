@@ -7,6 +7,7 @@ from marl_collect.core.env import require_factory
 from marl_collect.core.factories import Factory, build
 from marl_collect.processes.context import WorkerContext
 from marl_collect.processes.launcher import COLLECTOR_MODULES, StartMethod
+from marl_collect.processes.options import ProcessOptions
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.processes.status_board import Phase
 
@@ -27,13 +28,15 @@ def describe(
 
     Raises:
         TypeError: ``create_env_fn`` is not a factory.
+        ValueError: there is no such start method, or the time is not positive.
         Exception: what building raised, as its own type.
     """
     require_factory(create_env_fn, "create_env_fn")
-    # The same fork server as collectors use, so that the next one starts quickly.
+    checked = ProcessOptions(start_method=start_method, timeout=timeout)
     options: Any = {
-        "start_method": start_method,
-        "start_timeout": timeout,
+        "start_method": checked.start_method,
+        "start_timeout": checked.timeout,
+        # The same fork server as collectors use, so that the next one starts quickly.
         "preload": COLLECTOR_MODULES,
     }
     with WorkerPool(_main, [create_env_fn], **options) as pool:

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Final, Literal, cast, get_args
+from typing import Final, Literal
 
 from marl_collect.processes import linux, standard_streams
 from marl_collect.processes.bootstrap import thread_environment, working_directory
@@ -51,32 +51,6 @@ importing torch.
 _EXIT_SECONDS: Final = 3.0
 _STREAMED_BYTES: Final = 1 << 16
 _OWN: Final = f"{__name__.partition('.')[0]}."
-
-
-def check_start_method(start_method: str | None) -> StartMethod:
-    """Return ``start_method`` if it exists, or the default for None.
-
-    Args:
-        start_method: a `StartMethod`; None for "forkserver".
-
-    Raises:
-        ValueError: for any other name. The message explains why "fork" is missing.
-    """
-    if start_method == "fork":
-        raise ValueError(
-            "start_method='fork' is not supported: a forked copy of a process that "
-            "has threads (torch, CUDA, numpy) can deadlock. Use 'forkserver', which is "
-            "as fast and forks from a process without threads."
-        )
-    if start_method is None:
-        return "forkserver"
-    for known in get_args(StartMethod):
-        if start_method == known:
-            return cast(StartMethod, known)
-    raise ValueError(
-        f"start_method must be one of {list(get_args(StartMethod))}, "
-        f"not {start_method!r}"
-    )
 
 
 def launch(

@@ -36,7 +36,7 @@ from marl_collect.processes.closing import (
     kill,
 )
 from marl_collect.processes.hang import HangWatch
-from marl_collect.processes.launcher import check_start_method
+from marl_collect.processes.launcher import StartMethod
 from marl_collect.processes.starting import Main, pickle_job, start_workers
 from marl_collect.processes.status_board import (
     PREEMPT,
@@ -81,8 +81,7 @@ class WorkerPool:
         name: of the processes in ``ps`` and ``top``.
 
     Raises:
-        ValueError: unknown start method, no arguments, or a time limit that is
-            not positive.
+        ValueError: there are no arguments.
         TypeError: ``main`` or an argument cannot be pickled. Nothing was started.
         OSError: processes cannot be started, for example for lack of open files.
         RuntimeError: the fork server could not preload a module, or a worker that
@@ -96,7 +95,7 @@ class WorkerPool:
         main: Main,
         arguments: Sequence[object],
         *,
-        start_method: str | None = None,
+        start_method: StartMethod | None = None,
         preload: Sequence[str] = (),
         timeout: float | None = 300.0,
         start_timeout: float | None = 120.0,
@@ -104,22 +103,12 @@ class WorkerPool:
         name: str = "marl-worker",
     ) -> None:
         import_guard.refuse_during_import("a pool of workers")
-        method = check_start_method(start_method)
         if not arguments:
             raise ValueError("arguments is empty; expected one argument per worker")
-        for option, seconds in {
-            "timeout": timeout,
-            "start_timeout": start_timeout,
-        }.items():
-            if seconds is not None and not seconds > 0:
-                raise ValueError(
-                    f"{option} must be a positive number of seconds, or None for no "
-                    f"limit, not {seconds!r}"
-                )
         self._main = main
         self._start = partial(
             start_workers,
-            start_method=method,
+            start_method=start_method or "forkserver",
             preload=tuple(preload),
             start_timeout=start_timeout,
             num_threads=num_threads,

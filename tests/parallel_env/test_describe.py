@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from workloads.counting import CountingEnv, CountingError, Fault
@@ -44,3 +45,15 @@ def test_an_error_of_the_factory_is_raised_unchanged() -> None:
 def test_instance_is_refused() -> None:
     with pytest.raises(TypeError, match="lambda"):
         describe(CountingEnv())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("start_method", ["fork", "Spawn", "thread"])
+def test_an_unknown_start_method_is_refused(start_method: Any) -> None:
+    with pytest.raises(ValueError, match=f"start_method.*{start_method}"):
+        describe(CountingEnv, start_method=start_method)
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0])
+def test_a_time_limit_that_is_not_positive_is_refused(seconds: float) -> None:
+    with pytest.raises(ValueError, match="^timeout must be a positive number"):
+        describe(CountingEnv, timeout=seconds)

@@ -6,10 +6,11 @@ import pytest
 from pool_tools import obey
 
 from marl_collect.processes import WorkerPool
+from marl_collect.processes.launcher import StartMethod
 
 
 @pytest.fixture(params=["forkserver", "spawn"])
-def start_method(request: pytest.FixtureRequest) -> str:
+def start_method(request: pytest.FixtureRequest) -> StartMethod:
     return request.param
 
 
@@ -20,7 +21,7 @@ def pool() -> Iterator[WorkerPool]:
 
 
 @pytest.fixture
-def any_pool(start_method: str) -> Iterator[WorkerPool]:
+def any_pool(start_method: StartMethod) -> Iterator[WorkerPool]:
     """For tests that may depend on the start method."""
     with WorkerPool(obey, ["a", "b", "c"], start_method=start_method) as pool:
         yield pool

@@ -12,13 +12,14 @@ import pytest
 from pool_tools import be_up, obey
 
 from marl_collect.processes import WorkerPool
+from marl_collect.processes.launcher import StartMethod
 
 # Workers get what is defined here by value: importing this file would import pytest.
 
 
 def test_workers_have_the_trainers_environment_path_and_directory(
     any_pool: WorkerPool,
-    start_method: str,
+    start_method: StartMethod,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -42,7 +43,7 @@ def test_workers_have_the_trainers_environment_path_and_directory(
 
 
 def test_workers_bypass_the_caches_for_large_copies(
-    start_method: str, monkeypatch: pytest.MonkeyPatch
+    start_method: StartMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.perturb=0")
 
@@ -69,7 +70,7 @@ def test_a_worker_imports_no_large_library_by_itself() -> None:
         assert pool.receive() == (0, set())
 
 
-def test_num_threads_sets_the_thread_variables(start_method: str) -> None:
+def test_num_threads_sets_the_thread_variables(start_method: StartMethod) -> None:
     with WorkerPool(obey, [0], start_method=start_method, num_threads=3) as pool:
         pool.send(0, lambda worker, argument: os.environ["OMP_NUM_THREADS"])
         assert pool.receive() == (0, "3")
@@ -90,7 +91,7 @@ def test_workers_ignore_ctrl_c_and_die_of_sigterm(any_pool: WorkerPool) -> None:
 
 @pytest.mark.torchrl_defect("D15")
 def test_workers_draw_different_numbers_from_numpys_global_generator(
-    start_method: str,
+    start_method: StartMethod,
 ) -> None:
     def draw(worker: Any, argument: Any) -> Any:
         import numpy as np
@@ -123,7 +124,7 @@ def test_output_of_workers_goes_to_the_trainers_current_stdout(
 
 def test_output_of_c_code_is_not_lost(
     capfd: pytest.CaptureFixture[str],
-    start_method: str,
+    start_method: StartMethod,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def main(worker: Any, argument: Any) -> None:
@@ -137,7 +138,7 @@ def test_output_of_c_code_is_not_lost(
     assert capfd.readouterr().out == "from C\n"
 
 
-def test_a_worker_is_named_in_the_process_table(start_method: str) -> None:
+def test_a_worker_is_named_in_the_process_table(start_method: StartMethod) -> None:
     with WorkerPool(obey, [0, 1], start_method=start_method, name="pool") as pool:
         be_up(pool)
         with open(f"/proc/{pool.pids[1]}/comm") as file:

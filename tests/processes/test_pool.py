@@ -11,6 +11,7 @@ from support.processes import SOON, wait_until
 
 from marl_collect.errors import WorkerError
 from marl_collect.processes import Phase, WorkerPool
+from marl_collect.processes.launcher import StartMethod
 from marl_collect.processes.status_board import PHASE, STEPS
 
 # Workers get what is defined here by value: importing this file would import pytest.
@@ -122,21 +123,6 @@ def test_messages_from_many_threads_stay_whole(pool: WorkerPool) -> None:
         thread.join()
 
 
-@pytest.mark.parametrize("start_method", ["fork", "Spawn", "thread"])
-def test_an_unknown_start_method_is_refused(start_method: str) -> None:
-    with pytest.raises(ValueError, match=f"start_method.*{start_method}"):
-        WorkerPool(obey, [0], start_method=start_method)
-
-
-@pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
-@pytest.mark.parametrize("option", ["timeout", "start_timeout"])
-def test_a_time_limit_that_is_not_positive_is_refused(
-    option: str, seconds: float
-) -> None:
-    with pytest.raises(ValueError, match=f"^{option} must be a positive number"):
-        WorkerPool(obey, [0], **{option: seconds})  # type: ignore[arg-type]
-
-
 def test_waiting_for_no_worker_is_refused(pool: WorkerPool) -> None:
     with pytest.raises(ValueError, match="workers is empty"):
         pool.receive([])
@@ -153,7 +139,7 @@ def test_an_argument_that_cannot_be_pickled_is_refused_before_anything_starts() 
 
 
 def test_a_main_that_cannot_be_unpickled_fails_with_its_traceback(
-    start_method: str,
+    start_method: StartMethod,
 ) -> None:
     class Vicious:
         def __reduce__(self) -> Any:
@@ -169,7 +155,7 @@ def test_a_main_that_cannot_be_unpickled_fails_with_its_traceback(
 
 
 def test_a_slow_start_is_under_its_own_limit(
-    start_method: str, monkeypatch: pytest.MonkeyPatch
+    start_method: StartMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def main(worker: Any, seconds: float) -> None:
         worker.line.enter(Phase.CREATE)

@@ -14,6 +14,7 @@ from support.scripts import run_python
 
 from marl_collect.errors import ClosedError
 from marl_collect.processes import Phase, WorkerPool
+from marl_collect.processes.launcher import StartMethod
 
 # Workers get what is defined here by value: importing this file would import pytest.
 
@@ -63,7 +64,7 @@ def test_close_ends_workers_that_do_not_listen(
 
 
 def test_close_reads_what_workers_still_send_and_returns_their_failures(
-    start_method: str,
+    start_method: StartMethod,
 ) -> None:
     def main(worker: Any, argument: Any) -> None:
         try:
@@ -81,7 +82,7 @@ def test_close_reads_what_workers_still_send_and_returns_their_failures(
 
 
 def test_close_has_a_time_limit_if_a_worker_never_stops_sending(
-    start_method: str, monkeypatch: pytest.MonkeyPatch
+    start_method: StartMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def main(worker: Any, argument: Any) -> None:
         while True:
@@ -106,7 +107,7 @@ def test_close_from_another_thread_wakes_a_receiving_thread(pool: WorkerPool) ->
     assert exit_codes(pool) == (0, 0, 0)
 
 
-def test_a_forgotten_pool_ends_its_workers(start_method: str) -> None:
+def test_a_forgotten_pool_ends_its_workers(start_method: StartMethod) -> None:
     pool = WorkerPool(obey, [0], start_method=start_method)
     pidfd = os.pidfd_open(pool.pids[0])
     del pool
@@ -148,7 +149,7 @@ print(before == count(), before, count())
 
 @pytest.mark.parametrize(("start_method", "cycles"), [("forkserver", 50), ("spawn", 5)])
 def test_fifty_cycles_leave_no_file_and_no_process(
-    start_method: str, cycles: int
+    start_method: StartMethod, cycles: int
 ) -> None:
     process = run_python("-c", CYCLES, start_method, str(cycles), interpreter=True)
     assert process.stdout.startswith("True"), process.stdout + process.stderr
@@ -223,7 +224,7 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_a_daemon_that_starts_workers_ends_with_the_program_in_silence(
-    place: str, start_method: str
+    place: str, start_method: StartMethod
 ) -> None:
     code = AT_EXIT.replace("WHERE", PLACES[place]).replace("METHOD", repr(start_method))
     done = run_python("-c", code, interpreter=True)

@@ -28,6 +28,7 @@ from support.processes import SOON, suspend, wait_until
 
 from marl_collect.errors import WorkerError
 from marl_collect.processes import Phase, WorkerContext, WorkerPool, worker_handle
+from marl_collect.processes.launcher import StartMethod
 from marl_collect.processes.status_board import MESSAGES_READ, PHASE, STEPS
 
 
@@ -116,7 +117,9 @@ def test_a_worker_that_is_killed_from_outside_is_reported(any_pool: WorkerPool) 
     assert exit_codes(any_pool) == (None, None, -signal.SIGKILL)
 
 
-def test_a_main_function_that_returns_early_is_reported(start_method: str) -> None:
+def test_a_main_function_that_returns_early_is_reported(
+    start_method: StartMethod,
+) -> None:
     with (
         WorkerPool(
             lambda worker, argument: None, [0], start_method=start_method
@@ -246,7 +249,7 @@ def runs_while_1_hangs(clock: Clock, pool: WorkerPool) -> None:
 
 
 def test_a_worker_that_hangs_in_c_is_killed(
-    capfd: pytest.CaptureFixture[str], start_method: str, clock: Clock
+    capfd: pytest.CaptureFixture[str], start_method: StartMethod, clock: Clock
 ) -> None:
     message = r"Worker 1 .* hung 100 s in step of environment 7"
     with WorkerPool(obey, [0, 1], start_method=start_method) as pool:
