@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+Function = Callable[..., Any]
+Indices = Sequence[int] | None
+"""Of environments; None for all."""
+
 
 class EnvBatch(abc.ABC):
     """Several environments with the same description, stepped together.
@@ -112,18 +116,27 @@ class EnvBatch(abc.ABC):
         return (self,)
 
     @abc.abstractmethod
-    def call_on_each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Return ``function(env, *arguments)`` of every environment, or simulator."""
+    def call_on(self, indices: Indices, function: Function, *args: Any) -> list[Any]:
+        """Return ``function(env, *args)`` of some environments.
+
+        Args:
+            indices: of the environments; None for all. A simulator of many worlds is
+                called once, whatever they are.
+            function: gets each environment.
+            args: further arguments of the function.
+        """
 
     def attribute(self, name: str) -> list[Any]:
         """Return an attribute of every environment, or of the simulator of all."""
-        return self.call_on_each(getattr, name)
+        return self.call_on(None, getattr, name)
 
-    @abc.abstractmethod
+    @final
     def call(
         self, index: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Call a method of one environment, or of the simulator of all worlds."""
+        (value,) = self.call_on((index,), call_method, name, args, kwargs)
+        return value
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -149,16 +162,10 @@ class SimulatorBatch(EnvBatch):
         """Number of worlds."""
         return self._env.batch_size[0]
 
-    def call_on_each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Return ``function(simulator, *arguments)``, as a list of one."""
-        return [function(self._env, *arguments)]
-
-    def call(
-        self, index: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """Call a method of the simulator."""
-        del index
-        return getattr(self._env, name)(*args, **kwargs)
+    def call_on(self, indices: Indices, function: Function, *args: Any) -> list[Any]:
+        """Return ``function(simulator, *args)``, as a list of one."""
+        del indices
+        return [function(self._env, *args)]
 
     def close(self) -> None:
         """Close the simulator."""
@@ -234,15 +241,10 @@ class SerialBatch(EnvBatch):
                 f"of {self.size} in its process."
             )
 
-    def call_on_each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Return ``function(env, *arguments)`` of every environment."""
-        return [function(env, *arguments) for env in self._envs]
-
-    def call(
-        self, index: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """Call a method of one environment."""
-        return getattr(self._envs[index], name)(*args, **kwargs)
+    def call_on(self, indices: Indices, function: Function, *args: Any) -> list[Any]:
+        """Return ``function(env, *args)`` of some environments, or all."""
+        envs = self._envs if indices is None else [self._envs[k] for k in indices]
+        return [function(env, *args) for env in envs]
 
     def close(self) -> None:
         """Close every environment, even if one of them raises."""
@@ -254,3 +256,10 @@ class SerialBatch(EnvBatch):
                 errors.append(error)
         if errors:
             raise errors[0]
+
+
+def call_method(
+    env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Return the result of a method of an environment."""
+    return getattr(env, name)(*args, **kwargs)

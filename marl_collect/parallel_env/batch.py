@@ -1,12 +1,12 @@
 """Environments in other processes, stepped through shared memory."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from marl_collect.core.batch import EnvBatch
+from marl_collect.core.batch import EnvBatch, Function, Indices
 from marl_collect.core.description import EnvDescription, Key, Row
 from marl_collect.parallel_env.env_processes import EnvProcesses
-from marl_collect.parallel_env.joint import call_method, value_of
+from marl_collect.parallel_env.joint import value_of
 from marl_collect.parallel_env.signals import EnvOperation
 from marl_collect.processes.closing import CLOSE_SECONDS
 from marl_collect.processes.context import result
@@ -126,36 +126,24 @@ class ParallelBatch(EnvBatch):
 
     def attribute(self, name: str) -> list[Any]:
         """Return an attribute of every environment."""
-        return self.call_on_each(value_of, name)
+        return self.call_on(None, value_of, name)
 
-    def call(
-        self, index: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """Call a method of one environment."""
-        rows = [self._rows[index]]
-        (value,) = self._call_on_rows(rows, call_method, name, args, kwargs)
-        return value
-
-    def call_on_each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Return ``function(env, *arguments)`` of every environment.
+    def call_on(self, indices: Indices, function: Function, *args: Any) -> list[Any]:
+        """Return ``function(env, *args)`` of some environments, or all.
 
         An error in it does not close the batch.
 
         Raises:
             Exception: what the function raised, from a ``WorkerError``.
         """
-        return self._call_on_rows(self._rows, function, *arguments)
-
-    def _call_on_rows(
-        self, rows: Sequence[int], function: Callable[..., Any], *arguments: Any
-    ) -> list[Any]:
+        rows = self._rows if indices is None else [self._rows[k] for k in indices]
         self._finish_commands(range(len(self._members)))
         rows_of_process: dict[int, list[int]] = {}
         for row in rows:
             rows_of_process.setdefault(self._owners[row][1], []).append(row)
         replies = self._processes.call(
             "call_on_each",
-            {p: (r, function, arguments) for p, r in rows_of_process.items()},
+            {p: (r, function, args) for p, r in rows_of_process.items()},
         )
         values: dict[int, Any] = {}
         for process, reply in replies.items():

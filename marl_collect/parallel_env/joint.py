@@ -1,9 +1,9 @@
 """The base class of SerialEnv and ParallelEnv: N environments that act as one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
-from marl_collect.core.batch import EnvBatch
+from marl_collect.core.batch import EnvBatch, call_method
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.env import TensorDictEnv
 from marl_collect.core.factories import Factory, Kwargs, spread
@@ -100,7 +100,7 @@ class JointEnvs(TensorDictEnv):
             AttributeError: the environments do not have it, or it is a method.
         """
         check_name(type(self).__name__, name)
-        return self.engine().call_on_each(value_of, name)
+        return self.engine().call_on(None, value_of, name)
 
     @final
     def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
@@ -112,7 +112,7 @@ class JointEnvs(TensorDictEnv):
             Exception: what the method raised. The batch stays usable.
         """
         check_name(type(self).__name__, name)
-        return self.engine().call_on_each(call_method, name, args, kwargs)
+        return self.engine().call_on(None, call_method, name, args, kwargs)
 
     @final
     def __getattr__(self, name: str) -> Any:
@@ -162,10 +162,3 @@ def value_of(env: Any, name: str) -> Any:
             "every environment, and returns the list of results."
         )
     return attribute
-
-
-def call_method(
-    env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:
-    """Return the result of a method of an environment."""
-    return getattr(env, name)(*args, **kwargs)
