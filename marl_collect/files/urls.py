@@ -4,23 +4,31 @@ import re
 from pathlib import Path
 from typing import Final
 
-_URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)")
+_URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)")
 
 
 def url_of(path: str | Path) -> str | None:
-    """Return a URL without its last slash; None if ``path`` is a folder here.
+    """Return a URL with single slashes in its path; None if ``path`` is a folder here.
 
-    A ``Path`` has removed one of the two slashes.
+    A ``Path`` has removed one of the two slashes, and object stores tell ``a//b`` from
+    ``a/b``.
 
     Raises:
-        ValueError: if it is the URL of a folder of this machine.
+        ValueError: if it is the URL of a folder of this machine, or has no path.
     """
     match = _URL.fullmatch(str(path))
-    if match and match[1] in ("file", "local"):
+    if match is None:
+        return None
+    if match[1] in ("file", "local"):
         raise ValueError(
             f"{path} is a folder of this machine: pass its path, without {match[1]}:."
         )
-    return f"{match[1]}://{match[2].rstrip('/')}" if match else None
+    place = "/".join(part for part in match[2].split("/") if part)
+    if not place:
+        raise ValueError(
+            f"{path} names no place in a store, as {match[1]}://bucket/data does."
+        )
+    return f"{match[1]}://{place}"
 
 
 def local_folder(path: str | Path) -> Path:

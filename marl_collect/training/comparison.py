@@ -25,7 +25,7 @@ from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.plots import plot_curves
 from marl_collect.training.report import LEGEND, markdown, results_json
 from marl_collect.training.results import RANDOM, read_random, read_runs
-from marl_collect.training.run_folder import RunFolder
+from marl_collect.training.run_folder import RESULT, RunFolder
 from marl_collect.training.side_by_side import train_side_by_side
 from marl_collect.training.trainer import (
     Task,
@@ -203,9 +203,9 @@ def run_all(
     *,
     jobs: int = 1,
 ) -> int:
-    """Train every setup with every seed, and write the report after each run.
+    """Train every setup with every seed, and write a report after each run but the last.
 
-    All setups are trained with one seed before the next seed begins, so an interrupted
+    Whoever has all trained reports in the end (``write_report``). All setups are trained with one seed before the next seed begins, so an interrupted
     comparison has trained every setup about equally often. Finished runs are not
     repeated. A run that cannot go on does not stop the others.
 
@@ -226,11 +226,17 @@ def run_all(
     runs = [(s, seed) for seed, s in product(comparison.seeds, comparison.setups)]
     interruption = interruption or Interruption()
     train = partial(_train, comparison)
+    results = [comparison.path(*run) / RESULT for run in runs]
+    reported = sum(path.exists() for path in results)
 
     def ended() -> None:
-        # Whoever asks for the report in the end gets the error.
-        with suppress(OSError, ValueError):
-            write_report(comparison.folder)
+        # A report takes seconds: none for runs that were finished before.
+        nonlocal reported
+        before, reported = reported, sum(path.exists() for path in results)
+        if before < reported < len(results):
+            # Whoever asks for the report in the end gets the error.
+            with suppress(OSError, ValueError):
+                write_report(comparison.folder)
 
     failed = 0
     with RunFolder(comparison.folder).lock():

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -28,6 +29,7 @@ from marl_collect import describe
 from marl_collect.cli.main import app
 from marl_collect.cli.training_progress import TrainingProgress
 from marl_collect.files.locks import FolderLock
+from marl_collect.training import comparison
 from marl_collect.training.comparison import (
     Comparison,
     check_settings,
@@ -70,7 +72,11 @@ def run(*arguments: str) -> Any:
     return result.exit_code, result.stdout + result.stderr
 
 
-def test_compare_writes_tables_a_picture_and_marl_eval_json(tmp_path: Path) -> None:
+def test_compare_writes_tables_a_picture_and_marl_eval_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = Mock(wraps=comparison.write_report)
+    monkeypatch.setattr(comparison, "write_report", reports)
     arguments = [
         *("compare", TASK, *SMALL_VALUE),
         *("--setup", "vdn-local-shared", "--seeds", "2"),
@@ -98,6 +104,9 @@ def test_compare_writes_tables_a_picture_and_marl_eval_json(tmp_path: Path) -> N
     assert len(step["team_return"]) == len(step["mean_agent_return"]) == 2
     assert step["mean_agent_return"][0] == pytest.approx(step["team_return"][0] / 2)
 
+    assert reports.call_count == 2  # After the first run, and in the end.
+    assert run(*arguments, "--out", str(tmp_path), "--resume")[0] == 0
+    assert reports.call_count == 3  # No run had anything to train.
     exit_code, text = run("compare", "--report", str(tmp_path))
     assert exit_code == 0
     assert (tmp_path / "report.md").read_text() == page

@@ -119,6 +119,9 @@ def test_a_copy_reads_like_the_original(
     other: Location = (f"memory://store/{uuid.uuid4().hex}", {})
     assert copy(url, other[0], **options) == 7
     assert read(opened(other)) == frames
+    assert copy(local, f"{url}//within/", **options) == 7
+    for name in ("within", "/within", "within//"):
+        assert read(opened((f"{url}/{name}", options))) == frames
 
 
 @URLS
@@ -274,6 +277,9 @@ def test_bad_places_are_errors_that_name_them(
             open_dataset(url)
     with pytest.raises(FileNotFoundError, match="memory://x has no batches"):
         open_dataset("memory:///x")
+    for url in ("s3://", "s3:///"):
+        with pytest.raises(ValueError, match="as s3://bucket/data does"):
+            copy(local, url)
     with pytest.raises(OSError, match="bucket does not exist"):
         copy(local, "s3://none/x", **server)
     gone = server | {
