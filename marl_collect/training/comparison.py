@@ -203,11 +203,12 @@ def run_all(
     *,
     jobs: int = 1,
 ) -> int:
-    """Train every setup with every seed, and write a report after each run but the last.
+    """Train every setup with every seed, and report after each run but the last one.
 
-    Whoever has all trained reports in the end (``write_report``). All setups are trained with one seed before the next seed begins, so an interrupted
-    comparison has trained every setup about equally often. Finished runs are not
-    repeated. A run that cannot go on does not stop the others.
+    Whoever calls it reports on all of them (``write_report``). All setups are
+    trained with one seed before the next seed begins, so an interrupted comparison has
+    trained every setup about equally often. Finished runs are not repeated. A run that
+    cannot go on does not stop the others.
 
     Args:
         comparison: what to train.

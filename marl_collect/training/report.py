@@ -2,9 +2,13 @@
 
 Source of the JSON format: Gorsane et al., "Towards a Standardised Performance
 Evaluation Protocol for Cooperative MARL", arXiv 2209.10485, and marl-eval's README.
+Source of the adjusted p-values: Holm, "A Simple Sequentially Rejective Multiple Test
+Procedure", Scandinavian Journal of Statistics 6.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from math import comb
 from typing import Any
 
@@ -14,6 +18,7 @@ from rich.table import Table
 
 from marl_collect.evaluation.intervals import Interval, bootstrap, rank_sum_p
 from marl_collect.training.evaluating import EvaluationRecord
+from marl_collect.training.options import Setup
 from marl_collect.training.results import (
     AGENT,
     BEST_WEIGHTS,
@@ -80,6 +85,19 @@ TERMINAL_TABLES: dict[str, list[Column]] = {
 _SEEDS = 5
 """Runs of each setup from which a test can tell apart two of up to four setups."""
 _LEVEL = 0.05
+_JOINT_CRITICS = {"mappo": "ippo", "maa2c": "ia2c", "maddpg": "iddpg"}
+"""Algorithms whose critic sees all agents, and the same ones with local critics."""
+_PROPERTIES: dict[str, Callable[[Setup], Setup]] = {
+    "centralised critics instead of local ones": lambda s: replace(
+        s, algorithm=_JOINT_CRITICS.get(s.algorithm, s.algorithm)
+    ),
+    "centralised observations instead of local ones": partial(
+        replace, centralised=False
+    ),
+    "shared networks instead of own ones": partial(replace, share_params=False),
+    "identities of agents": partial(replace, agent_ids=False),
+}
+"""Functions that return a setup without a property."""
 
 LEGEND = (
     "- Best weights, last weights: the weights of the best evaluation during training, "
@@ -95,6 +113,8 @@ LEGEND = (
     "weights. Their p-values are multiplied by the number of pairs of setups. They "
     "exceed random actions if a sign test says so of the best weights and the upper "
     "end of the interval over random episodes.\n"
+    "- Setups that differ in one property are compared by the same test. Their "
+    "p-values are adjusted for the number of these pairs by Holm's method.\n"
     "- Gradient steps: number per run. It may differ between setups with equal "
     "frames.\n"
     "- Collected frames/s, trained frames/s: frames per second of time spent "
@@ -199,7 +219,7 @@ def markdown(
 def findings(
     summaries: Sequence[Summary], random: EvaluationRecord | None
 ) -> list[str]:
-    """Return the paragraphs above the tables: random actions, and the conclusion.
+    """Return the paragraphs above the tables: random actions and the conclusions.
 
     Args:
         summaries: of the setups; fewer than two have no conclusion.
@@ -212,6 +232,8 @@ def findings(
         paragraphs.append(f"Return of random actions: {returns}; {length}.")
     if len(summaries) > 1:
         paragraphs.append(conclusion(summaries, random))
+    if answers := effects(summaries):
+        paragraphs.append(answers)
     return paragraphs
 
 
@@ -256,6 +278,60 @@ def conclusion(
         if low:
             text += f" Not shown to exceed random actions: {_listed(low)}."
     return text
+
+
+def effects(summaries: Sequence[Summary]) -> str:
+    """Say where a property of setups raises or lowers the return of the team.
+
+    Each setup is compared with the one that lacks the property and is the same
+    otherwise, by an exact rank-sum test over seeds of the best weights. The p-values
+    of all pairs are adjusted together by Holm's method, so the chance of any false
+    claim is at most 5 %.
+
+    Args:
+        summaries: of the setups. Pairs with fewer than five seeds of a setup do not
+            count; without a pair, the text is empty.
+    """
+    scores = {s.setup: s.scores for s in summaries if s.seeds >= _SEEDS}
+    pairs = [
+        (name, setup, other)
+        for name, without in _PROPERTIES.items()
+        for setup in scores
+        if (other := _name_of(setup, without)) != setup and other in scores
+    ]
+    p_values = [rank_sum_p(scores[one], scores[two]) for _, one, two in pairs]
+    shown, least = set(), 0.0
+    for rank, index in enumerate(np.argsort(p_values)):
+        least = max(least, p_values[index] * (len(pairs) - rank))
+        if least < _LEVEL:
+            shown.add(pairs[index])
+    sentences = []
+    for name in _PROPERTIES:
+        verdicts: dict[str, list[str]] = {}
+        for pair in pairs:
+            if pair[0] == name:
+                verdict = "no difference is shown"
+                if pair in shown:
+                    higher = np.greater.outer(scores[pair[1]], scores[pair[2]]).mean()
+                    verdict = "higher" if higher > 0.5 else "lower"
+                verdicts.setdefault(verdict, []).append(pair[1])
+        parts = [f"{text} for {_listed(verdicts[text])}" for text in sorted(verdicts)]
+        if parts:
+            sentences.append(f"{name.capitalize()}: {'; '.join(parts)}.")
+    if not sentences:
+        return ""
+    text = f"Team return by property (p < {_LEVEL}). {' '.join(sentences)}"
+    if not shown and _least_p(scores) * len(pairs) >= _LEVEL:
+        text += f" So many pairs need more than {_SEEDS} seeds."
+    return text
+
+
+def _name_of(setup: str, without: Callable[[Setup], Setup]) -> str:
+    """Return the name of a setup without a property; its own if it has no such form."""
+    try:
+        return without(Setup.parse(setup)).name
+    except ValueError:  # Somebody else's algorithm.
+        return setup
 
 
 def _random_return(random: EvaluationRecord) -> Interval:

@@ -16,7 +16,7 @@ from marl_collect.evaluation import CrossPlay
 from marl_collect.evaluation.intervals import Interval, bootstrap, interquartile_mean
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.plots import curves
-from marl_collect.training.report import conclusion, markdown, rich_tables
+from marl_collect.training.report import conclusion, effects, markdown, rich_tables
 from marl_collect.training.results import BEST_WEIGHTS, TEAM, Run
 
 
@@ -68,14 +68,68 @@ def drawn(setup: str, scores: Any) -> Any:
     """Return a setup without intervals, which take most of the time of a simulation."""
     value = interquartile_mean(scores)
     returns = {(TEAM, BEST_WEIGHTS): Interval(value, float("nan"), float("nan"))}
-    return SimpleNamespace(setup=setup, returns=returns, scores=list(scores))
+    return SimpleNamespace(
+        setup=setup, returns=returns, scores=list(scores), seeds=len(scores)
+    )
 
 
-@pytest.mark.parametrize("n_setups", [2, 3])
+def test_each_property_is_judged_by_setups_that_differ_in_it_alone() -> None:
+    low, high = np.arange(10.0), np.arange(10.0) + 20
+    scores = {
+        "ippo-local-own": high,
+        "ippo-local-shared": low,
+        "ippo-local-shared-ids": low + 0.5,
+        "mappo-local-own": high + 20,
+        "mappo-local-shared": low,
+        "mappo-centralised-shared": high,
+        "somebodys-own": high,
+    }
+    assert effects([drawn(*item) for item in scores.items()]) == (
+        "Team return by property (p < 0.05). Centralised critics instead of local "
+        "ones: higher for mappo-local-own; no difference is shown for "
+        "mappo-local-shared. Centralised observations instead of local ones: higher "
+        "for mappo-centralised-shared. Shared networks instead of own ones: lower for "
+        "ippo-local-shared and mappo-local-shared. Identities of agents: no difference "
+        "is shown for ippo-local-shared-ids."
+    )
+
+
+def test_properties_need_five_seeds_and_more_for_many_pairs() -> None:
+    algorithms = ["ippo", "iql", "vdn", "qmix", "maa2c", "iddpg", "maddpg"]
+
+    def text(n_algorithms: int, seeds: int) -> str:
+        return effects(
+            [
+                drawn(f"{algorithm}-local-{net}", np.arange(seeds) + number)
+                for algorithm in algorithms[:n_algorithms]
+                for net, number in (("own", 0.0), ("shared", 100.0))
+            ]
+        )
+
+    assert text(2, 4) == ""
+    assert text(3, 5).endswith(
+        "Shared networks instead of own ones: higher for ippo-local-shared, "
+        "iql-local-shared and vdn-local-shared."
+    )
+    assert text(7, 5).endswith("So many pairs need more than 5 seeds.")
+    assert effects([drawn("a", np.arange(9.0)), drawn("ippo-local-own", [0.0])]) == ""
+
+
+PPO = ["ippo-local-own", "ippo-local-shared", "mappo-local-own", "mappo-local-shared"]
+
+
+@pytest.mark.parametrize(
+    ("names", "says", "claims"),
+    [
+        (["a", "b"], conclusion, "Shown to be lower"),
+        (["a", "b", "c"], conclusion, "Shown to be lower"),
+        (PPO, effects, "er for"),
+    ],
+)
 @pytest.mark.parametrize("seeds", [3, 5, 10])
 @pytest.mark.parametrize("kind", ["normal", "ties", "outliers"])
 def test_equal_setups_are_rarely_said_to_differ(
-    kind: str, seeds: int, n_setups: int
+    kind: str, seeds: int, names: list[str], says: Callable[..., str], claims: str
 ) -> None:
     rng = np.random.default_rng(0)
     draw = {
@@ -85,8 +139,7 @@ def test_equal_setups_are_rarely_said_to_differ(
     }[kind]
     n_claims = 0
     for _ in range(400):
-        setups = [drawn(name, draw(seeds)) for name in "abc"[:n_setups]]
-        n_claims += "Shown to be lower" in conclusion(setups, None)
+        n_claims += claims in says([drawn(name, draw(seeds)) for name in names])
     assert n_claims <= 0.05 * 400
     if seeds < 5:
         assert n_claims == 0
