@@ -31,6 +31,8 @@ TAG: Any = (
     {"num_obs": 1, "action_type": "Continuous", "max_steps": 8},
 )
 SMAX: Any = ("HeuristicEnemySMAX", {"scenario": "3m", "max_steps": 40})
+# Random actions win, which ends episodes of agents that are alive.
+WON: Any = (SMAX[0], SMAX[1] | {"enemy_shoots": False})
 HANABI: Any = (
     "hanabi",
     # The smallest game: the usual one takes twice as long to compile.
@@ -141,6 +143,7 @@ def assert_equal(actual: Any, expected: Any, alive: Any = slice(None)) -> None:
     [
         (*TAG, 20, True),
         (*SMAX, 100, False),
+        (*WON, 100, False),
         (*HANABI, 60, False),
         ("overcooked", {"layout": "coord_ring", "max_steps": 30}, 70, True),
         ("switch_riddle", {}, 30, False),
