@@ -141,14 +141,15 @@ def test_a_resumed_run_has_the_same_pool(kind: Any, options: Any) -> None:
     torch.testing.assert_close(pool.state_dict(), results)
 
 
-def test_the_policy_wins_if_its_agents_have_more() -> None:
+def test_the_policy_wins_if_its_agents_have_more_and_draws_if_as_much() -> None:
     collector, pool = start(Collector)
     with collector:
         ids = {"hunter": (0, 2), "prey": (2, 2, 2)}
         collector.policy.played(ids, {"hunter": (2.0, 1.0), "prey": (1.0, 1.0, 3.0)})
         collector.policy.played(ids, {"hunter": (1.0, 2.0), "prey": (1.0, 1.0, 3.0)})
-        assert pool.games.tolist() == [0, 2, 0]
-        assert pool.wins.tolist() == [0, 1, 0]
+        collector.policy.played(ids, {"hunter": (1.5, 1.0), "prey": (1.0, 1.0, 3.0)})
+        assert pool.games.tolist() == [0, 3, 0]
+        assert pool.wins.tolist() == [0, 1.5, 0]
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
