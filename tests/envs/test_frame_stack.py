@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.worlds import CountingWorlds
 from support.zoo import (
     COMINGS_AND_GOINGS,
     SHORT_TURNS,
@@ -95,31 +94,6 @@ def test_a_stack_has_the_last_frames_of_its_agent(make_env: Callable[[], Any]) -
     assert checked > 20
 
 
-WORLDS: dict[str, dict[str, Any]] = {
-    "deaths": {},
-    "nobody ends early": {"deaths": False},
-    "pictures": {"image": (5, 4, 3), "mask": False},
-    "the first death ends": {"done_on_any": True},
-}
-
-
-@pytest.mark.parametrize("options", WORLDS.values(), ids=WORLDS)
-def test_stacks_of_worlds_are_those_of_environments(options: dict[str, Any]) -> None:
-    def worlds() -> FrameStack:
-        return FrameStack(CountingWorlds(3, min_length=4, max_length=9, **options), 3)
-
-    check_env(worlds)
-    keywords: Any = {"frames_per_batch": 120, "total_frames": 120, "seed": 5}
-    singles = [lambda: FrameStack(counting(**options), 3)] * 3
-    with (
-        Collector(singles, **keywords) as serial,
-        Collector(worlds, **keywords) as batched,
-    ):
-        expected, actual = serial.next(), batched.next()
-    assert (actual == expected).all()
-    assert actual["next", "done"].sum() > 10
-
-
 def _acts(group: Any, agent: int) -> bool:
     if "mask" in group.keys():
         return bool(group["mask"][agent])
@@ -131,15 +105,6 @@ def _padded(past: list[Any], like: Any) -> Any:
         return np.zeros((3, *like.shape), np.asarray(like).dtype)
     last = past[-3:]
     return np.stack([*[last[0]] * (3 - len(last)), *last])
-
-
-@pytest.mark.processes
-def test_a_policy_acts_on_stacks() -> None:
-    make_env = lambda: FrameStack(counting(), 3)  # noqa: E731
-    policy = make_policy(make_env, num_cells=(8,))
-    with Collector(make_env, policy, frames_per_batch=20, total_frames=20) as collector:
-        batch = collector.next()
-    assert batch["hunter", "observation"].shape == (1, 20, 2, 3, 5)
 
 
 @pytest.mark.processes

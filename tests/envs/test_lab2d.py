@@ -3,7 +3,6 @@
 import hashlib
 import importlib.util
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -439,11 +438,3 @@ def test_use_after_close_is_an_error() -> None:
     for use in (env.reset, lambda: env.read_property("settings.numBoxes")):
         with pytest.raises(ClosedError):
             use()
-
-
-def test_without_dmlab2d_the_error_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "dmlab2d", None)
-    with pytest.raises(ImportError, match=r"marl-collect\[dmlab2d\]"):
-        Lab2dEnv("pushbox")

@@ -6,7 +6,6 @@ Most tests use small substrates, because large ones take seconds to reset.
 import contextlib
 import copy
 import importlib.util
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,15 +16,12 @@ if None in map(importlib.util.find_spec, ("dmlab2d", "meltingpot")):
 
 from support.internals import Around, bound, lab2d_world
 
-from marl_collect.collectors import MultiSyncCollector
 from marl_collect.core.description import allocate
 from marl_collect.core.groups import MarlGroupMapType
 from marl_collect.envs import MeltingpotEnv
 from marl_collect.envs.lab2d.world import Lab2dWorld
 from marl_collect.envs.meltingpot.imports import meltingpot_modules
 from marl_collect.errors import ClosedError
-from marl_collect.evaluation import Scenario, evaluate_scenarios
-from marl_collect.models import load_policy, make_policy, save_policy
 from marl_collect.testing.check_env import check_env
 
 SMALL = "collaborative_cooking__cramped"
@@ -241,26 +237,6 @@ def test_a_reset_in_an_episode_continues_it() -> None:
             assert not row["done",][0]
 
 
-@pytest.mark.processes
-def test_a_collector_cuts_trajectories_and_the_episode_continues() -> None:
-    collector = MultiSyncCollector(
-        lambda: MeltingpotEnv(SMALL, observations=["RGB"], truncate_without_reset=True),
-        None,
-        num_workers=1,
-        frames_per_batch=40,
-        total_frames=40,
-        max_frames_per_traj=20,
-    )
-    with collector:
-        (frames,) = collector
-        ends = frames["next", "truncated"].squeeze().nonzero().flatten().tolist()
-        assert ends == [19, 39]
-        observation = frames["agents", "observation", "RGB"][0]
-        following = frames["next", "agents", "observation", "RGB"][0]
-        assert (observation[20] == following[19]).all()
-        assert frames["collector", "traj_ids"].unique().numel() == 2
-
-
 def test_group_map_none_is_one_group_and_another_type_is_an_error() -> None:
     with MeltingpotEnv("coins", group_map=None) as env:
         assert env.group_map == {"agents": ["player_0", "player_1"]}
@@ -463,20 +439,3 @@ def test_warnings_of_lua_code_are_printed_on_request(
         assert ("base_simulation.lua" in captured.out) == talks
     with pytest.raises(ValueError, match="log_level must be one of"):
         MeltingpotEnv(SMALL, log_level="quiet")  # type: ignore[arg-type]
-
-
-@pytest.mark.processes
-def test_a_visitor_is_scored_among_saved_residents(tmp_path: Path) -> None:
-    def factory() -> Any:
-        return MeltingpotEnv(TALKATIVE, observations=["INVENTORY"], max_steps=20)
-
-    save_policy(tmp_path / "resident.pt", make_policy(factory), factory)
-    resident = load_policy(tmp_path / "resident.pt", factory)
-    scenarios = [
-        Scenario("visitor", factory, ["player_0"], resident, reference=(0, 1)),
-        Scenario("resident", factory, ["player_0", "player_1"]),
-    ]
-    for result in evaluate_scenarios(None, scenarios, episodes=2):
-        assert len(result.returns) == 2
-        assert np.isfinite(result.returns).all()
-        assert result.score.low <= result.score.value <= result.score.high

@@ -79,23 +79,6 @@ def test_rows_hold_what_the_substrate_returns() -> None:
         assert wrapped.reset_seconds > 0
 
 
-def test_limits_and_cuts_are_the_same_as_for_named_substrates() -> None:
-    with MeltingpotWrapper(
-        env=build(SMALL), max_steps=3, truncate_without_reset=True
-    ) as env:
-        frames = []
-        row = bound(env)
-        for _ in range(2):
-            for step in range(1, 4):
-                env.step_row()
-                frames.append(env._world._frames)
-                assert row["truncated",][0] == (step == 3)
-            with pytest.raises(RuntimeError, match="call reset"):
-                env.step_row()
-            env.reset_row(0)
-        assert frames == [1, 2, 3, 4, 5, 6]
-
-
 def test_the_substrates_frame_limit_truncates_and_is_never_exceeded() -> None:
     with MeltingpotWrapper(env=build(SMALL), observations=["RGB"]) as env:
         row = bound(env)
@@ -137,38 +120,6 @@ def noop_scenario():
     )
     return scenario.build_from_config(config)
 """
-
-
-@pytest.mark.processes
-@imports_tensorflow
-def test_a_policy_of_the_substrate_acts_in_its_scenarios() -> None:
-    run(
-        NOOP
-        + """
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from marl_collect.envs import MeltingpotEnv, MeltingpotWrapper
-from marl_collect.evaluation import Scenario, evaluate_scenarios
-from marl_collect.models import load_policy, make_policy, save_policy
-
-def substrate():
-    return MeltingpotEnv("coins", observations=["RGB"])
-
-def bots():
-    built = noop_scenario()
-    return MeltingpotWrapper(env=built, observations=["RGB"])
-
-policy = make_policy(substrate, recurrent="gru")
-with TemporaryDirectory() as folder:
-    path = Path(folder) / "policy.pt"
-    save_policy(path, policy, substrate, recurrent="gru")
-    focal = load_policy(path, bots)
-(result,) = evaluate_scenarios(
-    focal, [Scenario("coins_noop", bots)], episodes=1, max_frames_per_traj=5
-)
-assert len(result.returns) == 1
-"""
-    )
 
 
 @pytest.mark.processes

@@ -89,25 +89,6 @@ assert sys.modules["meltingpot"] is meltingpot
 
 
 @needs_meltingpot
-def test_an_earlier_import_is_used_and_not_changed() -> None:
-    run(
-        PLAY
-        + """
-import sys
-import meltingpot
-before = {name: module for name, module in sys.modules.items() if "meltingpot" in name}
-play()
-for name, module in before.items():
-    assert sys.modules[name] is module
-from marl_collect.envs.meltingpot import imports as meltingpot_imports
-assert not meltingpot_imports._modules
-from meltingpot.configs import substrates
-assert substrates.get_config("coins").default_player_roles
-"""
-    )
-
-
-@needs_meltingpot
 def test_an_error_inside_leaves_no_modules_behind() -> None:
     run(
         """

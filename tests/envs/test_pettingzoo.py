@@ -46,10 +46,49 @@ def test_agents_may_be_listed_in_any_order() -> None:
     assert not env["done"].any()
 
 
-def test_a_device_other_than_the_cpu_is_an_error_with_advice() -> None:
-    PettingZooWrapper(ScriptedEnv(), device="cpu")
-    with pytest.raises(ValueError, match="storing_device='cuda:0'"):
-        PettingZooWrapper(ScriptedEnv(), device="cuda:0")
+class Nobody(ScriptedEnv):  # type: ignore[misc]
+    """Has no possible agents."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.possible_agents = []
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "error", "message"),
+    [
+        (
+            PettingZooWrapper,
+            {"env": ScriptedEnv(), "device": "cuda:0"},
+            ValueError,
+            "storing_device='cuda:0'",
+        ),
+        (
+            PettingZooWrapper,
+            {"env": ScriptedEnv},
+            TypeError,
+            r"lambda: PettingZooWrapper\(ScriptedEnv\(\)\)",
+        ),
+        (
+            PettingZooWrapper,
+            {"env": 3},
+            TypeError,
+            "ParallelEnv or AECEnv, but got 3",
+        ),
+        (PettingZooWrapper, {"env": Nobody()}, ValueError, "possible_agents"),
+        (
+            PettingZooEnv,
+            {"task": ScriptedEnv},
+            TypeError,
+            r"name, .* lambda: PettingZooWrapper\(",
+        ),
+    ],
+)
+def test_what_is_no_environment_or_task_is_an_error_with_advice(
+    make: Any, arguments: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        make(**arguments)
 
 
 def test_without_use_mask_there_is_no_mask_and_agents_may_die() -> None:
@@ -80,19 +119,10 @@ def test_render_returns_an_image_if_there_is_a_render_mode() -> None:
 
 
 def test_close_may_be_called_twice() -> None:
-    with PettingZooWrapper(ScriptedEnv()) as env:
+    with PettingZooWrapper(ScriptedEnv(), device="cpu") as env:
         assert not env.is_closed
     env.close()
     assert env.is_closed
-
-
-def test_a_class_in_place_of_an_environment_is_an_error_that_suggests_a_factory() -> (
-    None
-):
-    with pytest.raises(
-        TypeError, match=r"lambda: PettingZooWrapper\(ScriptedEnv\(\)\)"
-    ):
-        PettingZooWrapper(ScriptedEnv)
 
 
 @pytest.mark.parametrize("env", [ScriptedEnv(), ScriptedTurns()])
@@ -108,24 +138,6 @@ def test_an_instance_in_place_of_a_factory_is_an_error_that_suggests_a_factory(
         Collector(env, RandomPolicy(), frames_per_batch=4)
     with pytest.raises(TypeError, match=r"lambda: PettingZooEnv\('rps_v2'\)"):
         Collector("rps_v2", RandomPolicy(), frames_per_batch=4)  # type: ignore[arg-type]
-
-
-def test_anything_but_an_environment_is_an_error() -> None:
-    with pytest.raises(TypeError, match="ParallelEnv or AECEnv, but got 3"):
-        PettingZooWrapper(3)
-
-
-def test_a_class_in_place_of_a_task_is_an_error_that_suggests_a_factory() -> None:
-    wrong: Any = ScriptedEnv
-    with pytest.raises(TypeError, match=r"name, .* lambda: PettingZooWrapper\("):
-        PettingZooEnv(wrong)
-
-
-def test_an_environment_without_possible_agents_is_an_error() -> None:
-    raw = ScriptedEnv()
-    raw.possible_agents = []
-    with pytest.raises(ValueError, match="possible_agents"):
-        PettingZooWrapper(raw)
 
 
 def test_the_task_may_be_a_module_and_a_callable() -> None:

@@ -74,20 +74,6 @@ def test_rows_of_dead_agents_need_not_be_one_hot() -> None:
     assert env.env.env.received[1] == {"agent_0": 4, "agent_2": 2}
 
 
-def test_nested_actions_arrive_nested() -> None:
-    space = spaces.Dict(
-        {"move": spaces.Discrete(3), "aim": spaces.Tuple([spaces.Box(0, 1, (1,))])}
-    )
-    look = np.zeros(3, dtype=np.float32)
-    env = scripted(Script(n_agents=2, action=space, observe=lambda i, s, a: look))
-    env.row["agent", "action", "move"][...] = [1, 2]
-    env.row["agent", "action", "aim", "0"][...] = [[0.5], [9.0]]
-    env.env.step_row()
-    first, second = env.env.env.received[0].values()
-    assert (first["move"], first["aim"][0].tolist()) == (1, [0.5])
-    assert (second["move"], second["aim"][0].tolist()) == (2, [1.0])
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_nan_is_an_error_that_names_group_and_agent(dtype: Any) -> None:
     # The square of 60000 is infinite in float16.

@@ -13,7 +13,7 @@ from support.zoo import Script, ScriptedEnv, ScriptedTurns, altered
 from workloads.free import FreeEnv
 from zoo_tools import NESTED, BoundEnv, nested, scripted
 
-from marl_collect import Collector, MarlGroupMapType, RandomPolicy
+from marl_collect import MarlGroupMapType
 from marl_collect.envs import PettingZooWrapper
 from marl_collect.testing.check_env import ContractError, check_env
 
@@ -221,26 +221,6 @@ def test_whole_numbers_in_an_integer_space_are_cast_and_others_are_errors() -> N
         scripted(whole, agent_ids=True)
 
 
-@pytest.mark.parametrize(
-    ("space", "value", "dtype"),
-    [
-        (spaces.MultiBinary(3), [0, 1, 1], np.int8),
-        (spaces.MultiDiscrete([3, 4]), [2, 3], np.int64),
-        (spaces.MultiDiscrete([3, 4], dtype=np.uint8), [2, 3], np.uint8),
-        (spaces.Discrete(4, start=7), 9, np.int64),
-        (spaces.Discrete(4, dtype=np.int32), 3, np.int32),
-    ],
-)
-def test_observations_keep_the_dtype_of_their_space(
-    space: Any, value: Any, dtype: Any
-) -> None:
-    script = Script(observation=space, observe=lambda i, s, a: value)
-    env = scripted(script)
-    assert env["agent", "observation"].dtype == dtype
-    assert env["agent", "observation"].tolist() == [value] * 3
-    check_env(lambda: PettingZooWrapper(ScriptedEnv(script)))
-
-
 @pytest.mark.parametrize("dtype", [np.longdouble, ">f4"])
 def test_dtypes_that_torch_lacks(dtype: Any) -> None:
     script = Script(observation=spaces.Box(-1, 99, (3,), np.dtype(dtype)))
@@ -271,65 +251,12 @@ def test_observations_that_are_reused_are_copied(raw: Any) -> None:
     assert env["agents", "observation"].tolist() == [[0, 0, 0], [1, 1, 0], [2, 2, 0]]
 
 
-def test_nested_observations_have_nested_keys() -> None:
-    env = scripted(Script(observation=NESTED, observe=nested), agent_ids=True)
-    env.step()
-    observed = {
-        key[2:]: a for key, a in env.row.items() if key[1:2] == ("observation",)
-    }
-    assert observed["image",].shape == (3, 2, 2, 3)
-    assert observed["image",].dtype == np.uint8
-    assert observed["inner", "level"].tolist() == [0, 1, 2]
-    assert observed["pair", "0"].tolist() == [[1], [1], [1]]
-    assert observed["pair", "1"].tolist() == [[0, 1]] * 3
-    assert (observed["agent_id",] == np.eye(3)).all()
-
-
 def test_a_missing_entry_of_an_observation_is_an_error_that_names_it() -> None:
     def observe(*about: Any) -> Any:
         return {k: v for k, v in nested(*about).items() if k != "pair"}
 
     with pytest.raises(ValueError, match="agent_0 must have the entry 'pair'"):
         scripted(Script(observation=NESTED, observe=observe))
-
-
-@RAW
-@pytest.mark.parametrize(
-    "dtype", [np.float16, np.float64, np.uint8, np.int8, np.uint32, np.int64, np.bool_]
-)
-@pytest.mark.parametrize("width", [2, 40])
-def test_box_actions_and_observations_of_any_dtype(
-    raw: Any, dtype: Any, width: int
-) -> None:
-    box = spaces.Box(0, 1, (width,), dtype)
-    script = Script(
-        action=box,
-        observation=box,
-        observe=lambda i, s, a: np.zeros(width, dtype) if a is None else a,
-    )
-    env = wrapped(raw, script)
-    sent = np.ones((3, width), dtype)
-    env.step(agents=sent)
-    received = env.env.env.received[-1]
-    value = received["agent_0"] if raw is ScriptedEnv else received[1]
-    assert value.dtype == dtype
-    assert (value == 1).all()
-    if raw is ScriptedEnv:
-        assert (env["agents", "observation"] == sent).all()
-        assert env["agents", "observation"].dtype == dtype
-    check_env(lambda: PettingZooWrapper(raw(script)), episodes=1)
-
-
-def test_float16_actions_are_collected() -> None:
-    script = Script(action=spaces.Box(-1, 1, (2,), np.float16))
-    with Collector(
-        lambda: PettingZooWrapper(ScriptedEnv(script)),
-        RandomPolicy(),
-        frames_per_batch=20,
-    ) as collector:
-        batch: Any = collector.next()
-    assert batch["agent", "action"].dtype == torch.float16
-    assert batch["agent", "action"].float().std() > 0.1
 
 
 # Infos

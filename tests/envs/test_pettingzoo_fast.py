@@ -15,7 +15,6 @@ from pettingzoo.utils.conversions import aec_to_parallel
 from same_steps import compare
 from support.zoo import Script, ScriptedEnv, ScriptedTurns
 
-from marl_collect.core.description import allocate
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
 from marl_collect.envs.pettingzoo import fast_path as pettingzoo_fast
 from marl_collect.envs.pettingzoo.fast_path import PROVEN, world_of
@@ -79,35 +78,6 @@ def test_the_data_equal_those_of_pettingzoo(
     assert tally["steps"] == steps
     stock.close()
     twin.close()
-
-
-@pytest.mark.parametrize("task", ["simple_tag_v3", "multiwalker_v9"])
-def test_rows_are_bitwise_equal(task: str) -> None:
-    pytest.importorskip("mpe2" if "simple" in task else "Box2D")
-    rows = []
-    for fast in (True, False):
-        env = PettingZooEnv(task, fast=fast, return_state="simple" in task)
-        assert env.is_fast is fast or _other_versions(task)
-        row = allocate(env.description.row())
-        env.bind(row)
-        rows.append((env, row))
-    random = np.random.default_rng(0)
-    for step in range(200):
-        for env, row in rows:
-            if step == 0 or row["done",][0]:
-                env.reset_row(step)
-        for key in rows[0][0].description.actions():
-            action = rows[0][1][key]
-            # Some Box actions are out of bounds.
-            sampled = 2 * random.normal(size=action.shape)
-            if action.dtype.kind == "i":
-                sampled = np.floor(np.abs(sampled)) % 5
-            for _, row in rows:
-                row[key][...] = sampled
-        for env, _ in rows:
-            env.step_row()
-        for key, array in rows[0][1].items():
-            assert array.tobytes() == rows[1][1][key].tobytes(), (step, key)
 
 
 def test_only_proven_versions_take_the_fast_path(monkeypatch: Any) -> None:

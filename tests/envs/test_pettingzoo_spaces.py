@@ -156,6 +156,7 @@ def collect(env: Checked, policy: Any) -> None:
                 for leaf, array in arrays_of(shown, env.observed, key):
                     stored = batch[leaf][step, row].numpy()
                     assert np.array_equal(stored, array), leaf
+                    assert stored.dtype == array.dtype, leaf
     assert batch["next", "done"].ravel().tolist() == [False] * (STEPS - 1) + [True]
 
 

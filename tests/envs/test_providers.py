@@ -54,15 +54,6 @@ def test_meltingpot_has_priority_over_lab2d() -> None:
     assert "clean_up_0" in _built_by("clean_up_0", MELTINGPOT)  # a scenario
 
 
-def test_each_family_lists_its_own_tasks() -> None:
-    skip_without("meltingpot", "needs the extra meltingpot")
-    assert {name.split("/")[0] for name in LAB2D.available_tasks()} == {"lab2d"}
-    available = MELTINGPOT.available_tasks()
-    assert {name.split("/")[0] for name in available} == {"meltingpot"}
-    merged = tasks.available_tasks()
-    assert (available | LAB2D.available_tasks()).items() <= merged.items()
-
-
 def test_aec_tasks_need_no_parallel_false() -> None:
     pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
     env = pettingzoo.find_task("tictactoe_v3")()

@@ -116,7 +116,12 @@ def test_random_frames_come_first(policy: str, collector: str) -> None:
 
 
 SIMULATORS = [
-    World(groups=(Group(n=3, mask="info"), Group("b")), batched=True, deaths=4),
+    World(
+        groups=(Group(n=3, mask="info"), Group("b")),
+        batched=True,
+        deaths=4,
+        episode_reward=True,
+    ),
     replace(WORLDS[2], batched=True, joins=False, respawns=False, info=True),
     replace(WORLDS[2], batched=True, joins=False, respawns=False, stack=2),
 ]
