@@ -9,7 +9,6 @@ change their argument.
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,12 +35,12 @@ def meta_tensors(module: nn.Module) -> list[str]:
     These can be parameters, buffers (including non-persistent ones) and plain
     attributes.
     """
-    return [slot.path for slot in _slots(module) if slot.get().is_meta]
+    return [path for path, tensor in _tensors(module).items() if tensor.is_meta]
 
 
 def lazy_tensors(module: nn.Module) -> list[str]:
     """Return the paths of all parameters and buffers of ``module`` that are lazy."""
-    return [slot.path for slot in _slots(module) if is_lazy(slot.get())]
+    return [path for path, tensor in _tensors(module).items() if is_lazy(tensor)]
 
 
 def materialize(
@@ -86,7 +85,7 @@ def has_values(module: nn.Module) -> bool:
     """Return whether any parameter of ``module`` has values and can be trained."""
     return any(
         isinstance(tensor, nn.Parameter) and not tensor.is_meta and not is_lazy(tensor)
-        for tensor in (slot.get() for slot in _slots(module))
+        for tensor in _tensors(module).values()
     )
 
 
@@ -132,7 +131,7 @@ def infer_lazy(module: nn.Module, fake_tensordict: TensorDictBase) -> nn.Module:
             f"A forward pass did not reach the lazy parameters {left}. "
             "Pass their input sizes to the constructor."
         )
-    known = {slot.path: slot.get() for slot in _slots(copy_module(module))}
+    known = _tensors(copy_module(module))
     memo: dict[int, Tensor] = {}
 
     def original(path: str, tensor: Tensor) -> Tensor:
@@ -237,24 +236,24 @@ def _initialize(module: nn.Module, seed: int | None) -> dict[str, Tensor]:
         return empty
     versions = {path: tensor._version for path, tensor in empty.items()}
     filled = {
-        slot: (slot.get(), slot.get().detach().clone())
-        for slot in _slots(module)
-        if slot.path not in empty
+        path: (tensor, tensor.detach().clone())
+        for path, tensor in _tensors(module).items()
+        if path not in empty
     }
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.default_generator.manual_seed(seed)
         _reset(module, "", empty)
     with torch.no_grad():
-        for slot, (tensor, value) in filled.items():
+        for tensor, value in filled.values():
             tensor.copy_(value)
-            if slot.get() is not tensor:
-                slot.set(tensor)
+    for path, owner, name, tensor in list(_places(module)):
+        if path in filled and tensor is not filled[path][0]:
+            setattr(owner, name, filled[path][0])
     unfilled = [
-        slot.path
-        for slot in _slots(module)
-        if slot.path in empty
-        and not _filled(slot.get(), empty[slot.path], versions[slot.path])
+        path
+        for path, tensor in _tensors(module).items()
+        if path in empty and not _filled(tensor, empty[path], versions[path])
     ]
     if unfilled:
         raise ValueError(
@@ -330,54 +329,39 @@ def _refuse_replaced(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
                 )
 
 
-@dataclass(frozen=True)
-class _Slot:
-    """A place in a module that holds a tensor."""
-
-    path: str
-    module: nn.Module
-    name: str
-
-    def get(self) -> Tensor:
-        """Return the current tensor."""
-        tensor: Tensor
-        if isinstance(self.module, TensorDictParams):
-            tensor = self.module.get(tuple(self.name.split(".")))
-        else:
-            tensor = getattr(self.module, self.name)
-        return tensor
-
-    def set(self, tensor: Tensor) -> None:
-        """Replace the tensor; not for TensorDictParams (use ``_map_tensors``)."""
-        # Module.__setattr__ keeps parameters and buffers apart, and updates an RNN's
-        # list of flat weights.
-        setattr(self.module, self.name, tensor)
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return every tensor of ``module`` by path; a shared one has several."""
+    return {path: tensor for path, _, _, tensor in _places(module)}
 
 
-def _slots(module: nn.Module) -> Iterator[_Slot]:
-    """Yield every place that holds a tensor; a shared tensor has several places."""
+def _places(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+    """Yield the path of every tensor, its owner, its name there, and the tensor."""
     templates = _template_paths(module)
-    for prefix, child in module.named_modules():
+    for prefix, owner in module.named_modules():
         dot = f"{prefix}." if prefix else ""
-        for name, _ in child.named_parameters(recurse=False, remove_duplicate=False):
-            yield _Slot(dot + name, child, name)
-        for name, _ in child.named_buffers(recurse=False, remove_duplicate=False):
-            yield _Slot(dot + name, child, name)
-        if isinstance(child, TensorDictParams):
-            continue
-        for name, value in vars(child).items():
-            if isinstance(value, Tensor) and dot + name not in templates:
-                yield _Slot(dot + name, child, name)
+        named = [
+            *owner.named_parameters(recurse=False, remove_duplicate=False),
+            *owner.named_buffers(recurse=False, remove_duplicate=False),
+        ]
+        if not isinstance(owner, TensorDictParams):
+            named += [
+                (name, value)
+                for name, value in vars(owner).items()
+                if isinstance(value, Tensor) and dot + name not in templates
+            ]
+        for name, tensor in named:
+            yield dot + name, owner, name, tensor
 
 
 def _map_tensors(module: nn.Module, fn: Callable[[str, Tensor], Tensor]) -> None:
     """Replace every tensor of ``module`` by ``fn(path, tensor)``."""
-    for slot in list(_slots(module)):
-        if not isinstance(slot.module, TensorDictParams):
-            old = slot.get()
-            new = fn(slot.path, old)
+    for path, owner, name, old in list(_places(module)):
+        if not isinstance(owner, TensorDictParams):
+            new = fn(path, old)
             if new is not old:
-                slot.set(new)
+                # Module.__setattr__ keeps parameters and buffers apart, and updates an
+                # RNN's list of flat weights.
+                setattr(owner, name, new)
     for prefix, owner in list(module.named_modules()):
         for name, params in list(owner.named_children()):
             if isinstance(params, TensorDictParams):
@@ -393,21 +377,15 @@ def _replace(
     The same tensor gets the same replacement, so shared tensors stay shared. A tensor
     that is on ``device`` already is returned unchanged.
     """
-    if is_lazy(tensor):
-        # It has no memory until its shape is known; this only sets its device.
-        if tensor.device.type == device:
-            return tensor
-        return memo.setdefault(id(tensor), _new_lazy(tensor, device))
     if tensor.device.type == device:
         return tensor
-    empty = memo.get(id(tensor))
-    if empty is None:
-        empty = _empty_like(tensor, device)
-        if zero:
-            with torch.no_grad():
-                empty.zero_()
-        memo[id(tensor)] = empty
-    return empty
+    if id(tensor) not in memo:
+        # A lazy one has no memory until its shape is known; this only sets its device.
+        new = _new_lazy if is_lazy(tensor) else _empty_like
+        memo[id(tensor)] = replacement = new(tensor, device)
+        if zero and not is_lazy(tensor):
+            replacement.data.zero_()
+    return memo[id(tensor)]
 
 
 def _template_paths(module: nn.Module) -> set[str]:
