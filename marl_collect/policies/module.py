@@ -70,7 +70,6 @@ class ModuleRunner(PolicyRunner):
         self._exchange: Exchange | None = None
         self._n_agents = {name: g.n_agents for name, g in description.groups.items()}
         self.probed: ProbeResult
-        self._remembers = False
         self._resident = False
         self._noise_of_slot: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.noise = HeadNoise(policy, description, size)
@@ -90,15 +89,6 @@ class ModuleRunner(PolicyRunner):
     def signature(self) -> PolicySignature:
         """The signature that ``probe`` found."""
         return self.probed.signature
-
-    @property
-    def remembers(self) -> bool:
-        """Whether the memory holds the policy's outputs of a previous frame."""
-        return self._remembers
-
-    def remember(self, *, whether: bool) -> None:
-        """Give the policy its outputs of the previous frame, or start without them."""
-        self._remembers = whether
 
     def bind(self, memory: Mapping[Key, Any]) -> None:
         """Act on ``memory`` from now on: arrays, or tensors of the policy's device."""
@@ -171,7 +161,7 @@ class ModuleRunner(PolicyRunner):
         values = self.call()
         if [(value.shape, value.dtype) for value in values] != self._expected:
             self._check_fits(values)
-        self._remembers = True
+        self.remembers = True
         if self._exchange is not None:
             self._exchange.receive(values, self._targets)
             return
@@ -190,7 +180,7 @@ class ModuleRunner(PolicyRunner):
         if self.probed.fresh:
             tensors = {key: tensor.clone() for key, tensor in tensors.items()}
             everything = tensors
-            if self._remembers:
+            if self.remembers:
                 everything = tensors | {k: t.clone() for k, t in self._kept.items()}
             tensordict = self._assemble(everything)
         fixed = [tensors[key] for key in self._fixed]

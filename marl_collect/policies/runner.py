@@ -32,10 +32,14 @@ class PolicyRunner(abc.ABC):
             policies of its own.
         must_observe: whether ``probe`` must be called, with observations of a reset:
             the keys that a policy writes may depend on them.
+        remembers: whether the memory has a previous frame's values of
+            ``signature.kept``, which the policy then reads. Rollouts save them with
+            the states.
     """
 
     chooses = False
     must_observe = True
+    remembers = False
 
     @property
     @abc.abstractmethod
@@ -51,17 +55,6 @@ class PolicyRunner(abc.ABC):
         Args:
             memory: of the environments, after a reset.
         """
-
-    @property
-    def remembers(self) -> bool:
-        """Whether the memory holds a previous frame's values of ``signature.kept``.
-
-        Rollouts save them with the states.
-        """
-        return False
-
-    def remember(self, *, whether: bool) -> None:  # noqa: B027 - most keep nothing
-        """Read the memory's values of ``signature.kept``, or start without them."""
 
     @abc.abstractmethod
     def bind(self, memory: Row) -> None:

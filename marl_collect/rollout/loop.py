@@ -251,7 +251,7 @@ class Rollout:
         self._engine.first = plan.environments.start
         self._episodes = RunningEpisodes(self._description, plan)
         self._generators = Generators(plan.seed, plan.environments, plan.generation)
-        self._policy.remember(whether=False)
+        self._policy.remembers = False
 
     def reseed(self, seed: int) -> None:
         """Derive everything random from ``seed``, and begin new episodes."""
@@ -480,7 +480,7 @@ class Rollout:
         self._episodes.load(state["environments"], actions)
         self._generators = Generators(seed, plan.environments, generation)
         self._generators.load(state["generators"])
-        self._policy.remember(whether=False)
+        self._policy.remembers = False
         calls = self._calls.load(state["calls"])
         if calls:
             self._early_seeds = None
@@ -515,7 +515,7 @@ class Rollout:
         for key, value in state["carried"].items():
             self._memory[key][...] = value
         keys = self._signature.kept.keys()
-        self._policy.remember(whether=bool(keys) and keys <= state["carried"].keys())
+        self._policy.remembers = bool(keys) and keys <= state["carried"].keys()
         if self._is_init is not None:
             self._is_init[...] = state["is_init"]
         self._policy.assign(state.get("assigned"))

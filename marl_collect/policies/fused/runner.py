@@ -202,9 +202,9 @@ class FusedRunner(PolicyRunner):
         """Whether the memory holds the policy's outputs of a previous frame."""
         return self.module.remembers
 
-    def remember(self, *, whether: bool) -> None:
-        """Forward to the module."""
-        self.module.remember(whether=whether)
+    @remembers.setter
+    def remembers(self, remembers: bool) -> None:
+        self.module.remembers = remembers
 
     def bind(self, memory: Row) -> None:
         """Act on ``memory``; record the policy on it."""
@@ -374,13 +374,13 @@ class FusedRunner(PolicyRunner):
         remembers = self.module.remembers
         begin = time.perf_counter()
         try:
-            self.module.remember(whether=True)
+            self.module.remembers = True
             with undisturbed(self.module.policy):
                 return self._record()
         except NotRepeatableError as error:
             return _Refused(str(error))
         finally:
-            self.module.remember(whether=remembers)
+            self.module.remembers = remembers
             self._write(saved)
             state.changed()  # Counters and caches of the calls are no new state.
             seconds = time.perf_counter() - begin
