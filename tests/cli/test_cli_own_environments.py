@@ -1,7 +1,5 @@
 """Commands take the wrapper's keywords for classes of users, as for their own tasks."""
 
-import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -70,28 +68,8 @@ def test_info_shows_what_the_keywords_change() -> None:
     assert "Box [6]" in text  # Three numbers, and the identity of one of three.
 
 
-def test_play_plays_on_after_the_first_end() -> None:
-    assert re.search(r"│ +0 │ +6 │", run("play", TASK, "--episodes", "1"))
-
-
 def test_collect_records_whole_episodes(tmp_path: Path) -> None:
     size = ("--frames", "24", "--policy", "random", "--seed", "0")
     run("collect", TASK, *size, "--out", str(tmp_path / "data"))
     dataset: Any = open_dataset(tmp_path / "data")
     assert dataset.trajectories.lengths.tolist() == [6] * 4
-
-
-def test_compare_trains_on_whole_episodes(tmp_path: Path) -> None:
-    settings = {
-        "frames_per_batch": "24",
-        "eval_interval": "24",
-        "eval_episodes": "1",
-        "final_episodes": "1",
-        "num_cells": "[4]",
-        "ppo.epochs": "1",
-    }
-    chosen = [part for item in settings.items() for part in ("--set", "=".join(item))]
-    setup = ("--setup", "ippo-local-shared", "--seeds", "1", "--workers", "1")
-    run("compare", TASK, "--frames", "24", *setup, *chosen, "--out", str(tmp_path))
-    (config,) = tmp_path.rglob("config.json")
-    assert '"done_on_any": false' in json.dumps(json.loads(config.read_text()))

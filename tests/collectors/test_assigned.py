@@ -16,7 +16,6 @@ from workloads.counting import CountingEnv
 from marl_collect import (
     AssignedPolicies,
     Evaluator,
-    MarlGroupMapType,
     PolicyError,
     PolicyPool,
     evaluate,
@@ -24,19 +23,7 @@ from marl_collect import (
     record,
 )
 from marl_collect.collectors import Collector, MultiSyncCollector
-from marl_collect.core.description import FLAGS
-from marl_collect.core.seeding import episode_seed
-from marl_collect.envs import PettingZooEnv
 from marl_collect.models import make_policy
-
-
-def connect_four() -> PettingZooEnv:
-    return PettingZooEnv(
-        "connect_four_v3",
-        parallel=False,
-        group_map=MarlGroupMapType.ALL_IN_ONE_GROUP,
-    )
-
 
 NAMES = ("main", "rival", "bot")
 ENVIRONMENTS = 6
@@ -125,10 +112,6 @@ def acts(td: TensorDictBase, *, wins: bool) -> TensorDictBase:
 
 def rival_first(_: int, agents: Agents) -> dict[str, str]:
     return {agent: "main" if i else "rival" for i, agent in enumerate(agents)}
-
-
-def alternating(seed: int, agents: Agents) -> dict[str, str]:
-    return {agent: NAMES[(seed + i) % 2] for i, agent in enumerate(agents)}
 
 
 def test_one_policy_is_published_by_its_name() -> None:
@@ -254,27 +237,6 @@ def test_a_policy_may_act_for_one_group_only() -> None:
     assert (batch["prey", "action"][..., 1:, :] == 0.5).all()
     with pytest.raises(PolicyError, match=r"gives 'prey_0' the policy 'hunter', which"):
         collect(policies=policies, assign=everybody("hunter"))
-
-
-def test_players_that_take_turns_act_with_their_own_policy() -> None:
-    torch.manual_seed(0)
-    policies = {name: make_policy(connect_four(), num_cells=(8,)) for name in NAMES[:2]}
-    batch = collect(
-        factories=[connect_four] * 2, policies=policies, assign=alternating, frames=120
-    )
-    group = next(iter(batch.exclude("next", "collector", *FLAGS).keys()))
-    ids, acts = batch[group, "policy_id"], batch[group, "mask"]
-    assert (acts.sum(-1) == 1).all()
-    for trajectory in batch["collector", "traj_ids"].unique().tolist():
-        seed = episode_seed(3, trajectory >> 32, trajectory & 0xFFFFFFFF)
-        in_trajectory = batch["collector", "traj_ids"] == trajectory
-        assert (ids[in_trajectory] == torch.tensor([seed % 2, (seed + 1) % 2])).all()
-    chosen_legal = batch[group, "action_mask"].gather(
-        -1, batch[group, "action"][..., None]
-    )
-    assert chosen_legal[acts].all()
-    learner = AssignedPolicies(policies, alternating).batch_of(batch, "main")
-    assert (learner[group, "mask"] == (acts & (ids == 0))).all()
 
 
 def test_random_frames_have_no_policy() -> None:

@@ -290,15 +290,6 @@ def test_frames_per_worker() -> None:
         assert collector.next().shape == (14,)
 
 
-def test_worker_idx_separates_the_numbers_of_environments() -> None:
-    first = Collector([CountingEnv] * 2, frames_per_batch=8, seed=0)
-    other = Collector([CountingEnv] * 2, frames_per_batch=8, seed=0, worker_idx=1)
-    together = Collector([CountingEnv] * 4, frames_per_batch=16, seed=0)
-    expected = together.next()
-    assert (first.next() == expected[:2]).all()
-    assert (other.next() == expected[2:]).all()
-
-
 def test_a_worker_that_fails_again_before_its_first_batch_is_an_error() -> None:
     collector = MultiSyncCollector(
         [CountingEnv, lambda: CountingEnv(fault=Fault("kill", "step", 5))],

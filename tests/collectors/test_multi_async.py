@@ -81,31 +81,6 @@ def test_frames_per_worker_are_honoured() -> None:
         assert batch.shape == (1, 5 if environment(batch[0]) == 0 else 15)
 
 
-@pytest.mark.parametrize("limit", [0, 1, 2])
-def test_staleness_is_bounded(limit: int) -> None:
-    module = level_policy()
-    slow = [lambda: CountingEnv(fault=Fault("sleep", at=3, seconds=0.3)), CountingEnv]
-    collector = MultiAsyncCollector(
-        [*slow, CountingEnv],
-        module,
-        frames_per_batch=8,
-        total_frames=160,
-        max_staleness=limit,
-        track_policy_version=True,
-    )
-    lags = []
-    for batch in collector:
-        acting_version = int(batch["policy_version"][0, 0])
-        assert (batch["prey", "action"] == acting_version).all(), (
-            "not the weights of its version"
-        )
-        lags.append(collector.policy_version - acting_version)
-        with torch.no_grad():
-            module.module.level += 1
-        collector.update_policy_weights_()
-    assert max(lags) <= limit
-
-
 def test_dispatch_by_sync() -> None:
     with MultiCollector(CountingEnv, sync=True, frames_per_batch=8) as sync:
         assert type(sync) is MultiSyncCollector

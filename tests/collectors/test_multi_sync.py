@@ -1,15 +1,12 @@
 """Worker processes fill one batch together; their deaths and errors are reported."""
 
-import textwrap
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
 from support.internals import pool_of
-from support.scripts import run_python
 from tensordict.nn import TensorDictModule
 from tests_policies import level_policy
 from torch import nn
@@ -92,66 +89,6 @@ def test_nothing_is_left_after_many_collectors() -> None:
         once()
     assert process.num_fds() <= files + 2
     assert len(children()) <= processes
-
-
-SCRIPT = """
-    import torch
-    from tensordict.nn import TensorDictModule
-    from marl_collect import MultiSyncCollector
-    from workloads.counting import CountingEnv
-
-    print("the script runs")
-
-    class Policy:
-        def __call__(self, td):
-            td["hunter", "action"] = torch.ones(td.shape[0], 2, dtype=torch.int64)
-            td["prey", "action"] = torch.zeros(td.shape[0], 3, 2)
-            return td
-
-    class ScriptError(Exception):
-        pass
-
-    def make(index):
-        def build():
-            if index == 7:
-                raise ScriptError("seven")
-            return CountingEnv()
-        return build
-
-    left = MultiSyncCollector(
-        [make(0)], Policy(), frames_per_batch=10, start_method={method!r}
-    )
-    assert (left.next()["hunter", "action"] == 1).all()
-    try:
-        MultiSyncCollector([make(7)], frames_per_batch=10, start_method={method!r})
-    except ScriptError as error:
-        print("caught", error)
-    assert (left.next()["hunter", "action"] == 1).all()
-    {end}
-"""
-
-
-@pytest.mark.timeout(320)  # Up to four processes import torch one after another.
-@pytest.mark.parametrize(
-    ("method", "end", "interpreter"),
-    [
-        ("forkserver", "", True),
-        ("forkserver", "raise SystemError('mine')", False),
-        ("spawn", "raise SystemError('mine')", False),
-    ],
-    ids=["forkserver-end", "forkserver-raise", "spawn-raise"],
-)
-def test_script_without_guard_runs_and_ends(
-    tmp_path: Path, method: str, end: str, interpreter: bool
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT).format(method=method, end=end))
-    process = run_python(script, interpreter=interpreter, timeout=300)
-    assert process.stdout.splitlines() == ["the script runs", "caught seven"], (
-        process.stderr
-    )
-    assert process.returncode == (1 if end else 0), process.stderr
-    assert ("SystemError: mine" in process.stderr) == bool(end)
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])

@@ -1,78 +1,35 @@
-"""What a policy does to its input changes neither what it sees nor what is stored.
-
-Every collector is compared with a loop that builds a TensorDict for each frame.
-"""
+"""What a policy may not do to its input and outputs, and what it is probed on."""
 
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
-from workloads.counting import CountingEnv
+from workloads.counting import CountingEnv, Fault
 
 from marl_collect import Collector
-from marl_collect.core.description import EnvDescription, GroupDescription, Row
-from marl_collect.core.env import MultiAgentEnv
-from marl_collect.core.flags import Flags
 from marl_collect.errors import PolicyError
 
-OBSERVATION, ACTION = ("a", "observation"), ("a", "action")
-LENGTH, AGENTS, FRAMES = 5, 2, 12
+OBSERVATION, ACTION = ("hunter", "observation"), ("hunter", "action")
+LENGTH, FRAMES = 5, 12
 Act = Callable[[TensorDictBase], Any]
 
 
-class Clock(MultiAgentEnv):
-    """Shows each agent the time, which no action changes; one row is written once."""
+def counting() -> CountingEnv:
+    return CountingEnv(n_prey=0, deaths=False, min_length=LENGTH, max_length=LENGTH)
 
-    resets = 0
 
-    def __init__(self) -> None:
-        box: Any = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-        group = GroupDescription(("a_0", "a_1"), box, box)
-        self._what = EnvDescription("clock", {"a": group})
-
-    @property
-    def description(self) -> EnvDescription:
-        return self._what
-
-    def bind(self, row: Row) -> None:
-        self._row = row
-        self._flags = Flags(row, self._what)
-
-    def reset_row(self, seed: int) -> None:
-        self.resets += 1
-        self._time = 0
-        self._flags.clear()
-        self._row["a", "mask"].fill(True)
-        self._row[OBSERVATION][1] = 3  # Not written again before the next episode.
-        self._show()
-
-    def step_row(self) -> None:
-        self._time += 1
-        self._row["a", "reward"].fill(1)
-        self._show()
-        if self._time == LENGTH:
-            self._flags.end_all(terminated=True, truncated=False)
-
-    def _show(self) -> None:
-        self._row[OBSERVATION][0] = (self._time, self._time**2 + 1)
-
-    def render(self) -> None:
-        return None
-
-    def close(self) -> None:
-        self._closed = True
+def acts(td: TensorDictBase) -> TensorDictBase:
+    td[ACTION] = (td[OBSERVATION][..., 0] > 0.5).long()
+    return td
 
 
 def overwrites(td: TensorDictBase) -> TensorDictBase:
     td[OBSERVATION] = td[OBSERVATION] / 10
-    td[ACTION] = td[OBSERVATION] + 1
-    return td
+    return acts(td)
 
 
 def begins_late(change: Callable[[TensorDictBase], Any]) -> Act:
@@ -80,7 +37,7 @@ def begins_late(change: Callable[[TensorDictBase], Any]) -> Act:
 
     def act(td: TensorDictBase) -> TensorDictBase:
         calls[0] += 1
-        td[ACTION] = td[OBSERVATION] + 1
+        acts(td)
         if calls[0] > 6:
             change(td)
         return td
@@ -88,19 +45,26 @@ def begins_late(change: Callable[[TensorDictBase], Any]) -> Act:
     return act
 
 
+CHANGED = "input hunter/observation"
 LATE: dict[str, tuple[Callable[[TensorDictBase], Any], str]] = {
-    "set": (lambda td: td.set(OBSERVATION, td[OBSERVATION] / 2), "input a/observation"),
-    "in_place": (lambda td: td[OBSERVATION].div_(2), "input a/observation"),
-    "pop": (lambda td: td.pop(OBSERVATION), "input a/observation"),
-    "shape": (lambda td: td.set(ACTION, td[ACTION][..., :1]), "a/action of shape"),
-    "missing": (lambda td: td.pop(ACTION), "did not write a/action"),
+    "set": (
+        lambda td: td.set(OBSERVATION, td[OBSERVATION] / 2),
+        CHANGED,
+    ),
+    "in_place": (lambda td: td[OBSERVATION].div_(2), CHANGED),
+    "pop": (lambda td: td.pop(OBSERVATION), CHANGED),
+    "shape": (
+        lambda td: td.set(ACTION, td[ACTION][..., None]),
+        "hunter/action of shape",
+    ),
+    "missing": (lambda td: td.pop(ACTION), "did not write hunter/action"),
 }
 
 
 @pytest.mark.parametrize("late", LATE)
 def test_changes_that_begin_later_are_noticed(late: str) -> None:
     change, message = LATE[late]
-    collector = Collector([Clock], begins_late(change), frames_per_batch=FRAMES)
+    collector = Collector(counting, begins_late(change), frames_per_batch=FRAMES)
     with collector, pytest.raises(PolicyError, match=message):
         collector.next()
 
@@ -118,12 +82,11 @@ def test_outputs_that_cannot_be_stored_are_refused_at_the_start(
     key: Any, value: torch.Tensor, message: str
 ) -> None:
     def act(td: TensorDictBase) -> TensorDictBase:
-        td[ACTION] = td[OBSERVATION] + 1
         td[key] = value
-        return td
+        return acts(td)
 
     with pytest.raises((TypeError, ValueError), match=message):
-        Collector([Clock], act, frames_per_batch=FRAMES)
+        Collector(counting, act, frames_per_batch=FRAMES)
 
 
 def test_an_error_of_the_policy_says_what_it_was_called_on() -> None:
@@ -137,18 +100,21 @@ def test_an_error_of_the_policy_says_what_it_was_called_on() -> None:
 
 
 def test_the_policy_is_probed_on_the_observations_of_the_first_reset() -> None:
-    def act(td: TensorDictBase) -> TensorDictBase:
-        norm = td[OBSERVATION].norm()
-        if not norm > 0:
-            raise ZeroDivisionError("no environment shows zeros")
-        td[ACTION] = td[OBSERVATION] / norm
-        return td
+    resets: list[int] = []
 
-    with Collector([Clock], act, frames_per_batch=LENGTH) as collector:
-        assert collector.getattr_env("resets") == [1]
+    def act(td: TensorDictBase) -> TensorDictBase:
+        if not td[OBSERVATION].any():
+            raise ZeroDivisionError("no environment shows zeros")
+        return acts(td)
+
+    def make() -> CountingEnv:
+        note = Fault(lambda: resets.append(1), "reset", repeat=True)
+        return CountingEnv(fault=note, min_length=LENGTH, max_length=LENGTH, n_prey=0)
+
+    with Collector(make, act, frames_per_batch=LENGTH) as collector:
+        assert len(resets) == 1
         collector.next()
-        # The second episode has begun.
-        assert collector.getattr_env("resets") == [2]
+        assert len(resets) == 2  # The second episode has begun.
 
 
 def test_the_input_of_a_policy_that_does_not_change_it_is_created_once() -> None:
@@ -156,13 +122,12 @@ def test_the_input_of_a_policy_that_does_not_change_it_is_created_once() -> None
 
     def act(td: TensorDictBase) -> TensorDictBase:
         inputs.append(id(td))
-        td[ACTION] = td[OBSERVATION] + 1
-        return td
+        return acts(td)
 
-    with Collector([Clock], act, frames_per_batch=FRAMES) as collector:
+    with Collector(counting, act, frames_per_batch=FRAMES) as collector:
         assert "copies" not in collector.explain()[0]
         inputs.clear()
         collector.next()
     assert len(set(inputs)) == 1
-    with Collector([Clock], overwrites, frames_per_batch=FRAMES) as collector:
+    with Collector(counting, overwrites, frames_per_batch=FRAMES) as collector:
         assert "copies" in collector.explain()[0]

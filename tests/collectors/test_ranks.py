@@ -15,11 +15,7 @@ from marl_collect import evaluate, open_dataset, record
 from marl_collect.collectors import (
     Collector,
     MultiAsyncCollector,
-    MultiSyncCollector,
 )
-from marl_collect.models import make_policy
-
-KINDS = [Collector, MultiSyncCollector]
 
 
 def batches(collector: Any, number: int = 3) -> list[TensorDict]:
@@ -29,34 +25,6 @@ def batches(collector: Any, number: int = 3) -> list[TensorDict]:
 
 def options(frames: int, **more: Any) -> dict[str, Any]:
     return {"frames_per_batch": frames, "seed": 7, "max_frames_per_traj": 5} | more
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("acts", ["at random", "with a policy"])
-def test_all_ranks_together_collect_what_one_collector_does(
-    kind: Any, world_size: int, acts: str
-) -> None:
-    """The environments, noise and ids of four workers, whoever has them."""
-    torch.manual_seed(0)
-    description = CountingEnv().description
-    policy = None if acts == "at random" else make_policy(description, num_cells=(8,))
-    together = batches(MultiSyncCollector([CountingEnv] * 4, policy, **options(48)))
-    size = 4 // world_size
-    parts = [
-        batches(
-            kind(
-                [CountingEnv] * size,
-                policy,
-                **options(12 * size, rank=rank, world_size=world_size),
-            )
-        )
-        for rank in range(world_size)
-    ]
-    for step, expected in enumerate(together):
-        union: Any = torch.cat([part[step] for part in parts])
-        assert set(union.keys(True, True)) == set(expected.keys(True, True))
-        assert (union == expected).all()
 
 
 def test_environments_of_a_worker_and_worlds_are_numbered_too() -> None:

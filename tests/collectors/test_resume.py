@@ -322,34 +322,6 @@ def test_state_of_other_workers_is_refused(kind: Any) -> None:
         second.load_state_dict(state)
 
 
-@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_set_seed_drops_the_trajectories_of_the_old_seed(kind: Any) -> None:
-    keywords = options(frames_per_batch=50, trajs_per_batch=1)
-    with kind([CountingEnv] * 2, None, **keywords) as collector:
-        collector.set_seed(11)
-        expected = [collector.next().clone() for _ in range(2)]
-        collector.set_seed(11)
-        for batch in expected:
-            repeated = collector.next()
-            assert repeated.shape == batch.shape
-            assert (repeated == batch).all()
-
-
-def test_a_state_after_set_seed_can_be_loaded() -> None:
-    """It has no trajectories yet, like that of a new collector."""
-    keywords = options(trajs_per_batch=1)
-    with Collector(CountingEnv, None, **keywords) as first:
-        new = first.state_dict()
-        first.next()
-        first.set_seed(11)
-        state = through_disk(first.state_dict())
-        expected = first.next()
-    with Collector(CountingEnv, None, **keywords) as second:
-        second.load_state_dict(new)
-        second.load_state_dict(state)
-        assert (second.next() == expected).all()
-
-
 @pytest.mark.parametrize("wrong", [[1], [1, 2], [True], [True] * 3, [0, 1], "ab"])
 def test_reset_idx_must_have_one_bool_per_worker(wrong: Any) -> None:
     with MultiSyncCollector(
@@ -375,25 +347,6 @@ def test_a_single_collector_counts_as_one_worker() -> None:
         assert (collector.next()["collector", "traj_ids"] == 1).all()
         with pytest.raises(ValueError, match="the 1 workers"):
             collector.reset([False, True])
-
-
-def test_multiwalker_resumes_in_the_middle_of_an_episode() -> None:
-    pytest.importorskip("Box2D")
-    from marl_collect.envs import PettingZooEnv
-
-    def make() -> PettingZooEnv:
-        return PettingZooEnv("multiwalker_v9", n_walkers=3, shared_reward=False)
-
-    with MultiSyncCollector([make] * 2, frames_per_batch=60, seed=1) as uninterrupted:
-        uninterrupted.next()
-        state = through_disk(uninterrupted.state_dict())
-        expected = [uninterrupted.next().clone() for _ in range(3)]
-        ids = expected[0]["collector", "traj_ids"][:, 0]
-        assert (expected[0]["collector", "traj_ids"] == ids[:, None]).any()
-    with MultiSyncCollector([make] * 2, frames_per_batch=60, seed=7) as resumed:
-        resumed.load_state_dict(state)
-        for batch in expected:
-            assert (resumed.next() == batch).all()
 
 
 LOOSE = {"frames_per_batch": 8, "max_frames_per_traj": None}

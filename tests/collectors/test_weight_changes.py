@@ -264,23 +264,6 @@ def test_weights_and_settings_are_updated(
             assert action(collector) == 1.0
 
 
-def test_settings_can_be_reverted_and_sent_to_some_workers_only() -> None:
-    module = Sum()
-    with KINDS["sync"](policy_of(module)) as collector:
-
-        def actions() -> list[float]:
-            return [
-                float(row.flatten()[0]) for row in collector.next()["prey", "action"]
-            ]
-
-        module.epsilon = 1.0
-        collector.update_policy_weights_(worker_ids=[1])
-        assert actions() == [0.0, 1.0]
-        module.epsilon = 0.0
-        collector.update_policy_weights_()
-        assert actions() == [0.0, 0.0]
-
-
 def test_attributes_that_a_workers_policy_changes_are_not_overwritten() -> None:
     module = Sum()
     with KINDS["sync"](policy_of(module)) as collector:

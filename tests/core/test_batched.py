@@ -22,52 +22,7 @@ from marl_collect.core import batched
 from marl_collect.core.action_check import suspicion
 from marl_collect.models import make_policy
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "agents die": {},
-    "masks and state": {"action_mask": True, "state": True, "episode_reward": True},
-    "the first death ends": {"done_on_any": True},
-    "one-hot": {"categorical_actions": False, "action_mask": True},
-    "nested": {"image": (4, 4, 3), "mask": False},
-}
 K = 5
-
-
-def singles(**options: Any) -> Any:
-    return [lambda: CountingEnv(**options)] * K
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("limit", [None, 4])
-def test_worlds_give_the_data_of_single_environments(
-    options: dict[str, Any], limit: int | None
-) -> None:
-    keywords: Any = {
-        "frames_per_batch": 40 * K,
-        "total_frames": 120 * K,
-        "seed": 3,
-        "max_frames_per_traj": limit,
-    }
-    with (
-        Collector(singles(**options), None, **keywords) as expected,
-        Collector(lambda: CountingWorlds(K, **options), None, **keywords) as actual,
-    ):
-        for expected_batch, actual_batch in zip(expected, actual, strict=True):
-            assert (expected_batch == actual_batch).all()
-            assert expected_batch["next", "done"].any()
-        first, second = expected.stats(), actual.stats()
-    assert first["mean_returns"] == second["mean_returns"]
-
-
-@pytest.mark.processes
-def test_a_policy_acts_alike_in_worlds_and_in_single_environments() -> None:
-    policy = make_policy(CountingEnv, num_cells=(16,))
-    keywords: Any = {"frames_per_batch": 20 * K, "total_frames": 60 * K, "seed": 3}
-    with (
-        Collector(singles(), policy, **keywords) as expected,
-        Collector(lambda: CountingWorlds(K), policy, **keywords) as actual,
-    ):
-        for expected_batch, actual_batch in zip(expected, actual, strict=True):
-            assert (expected_batch == actual_batch).all()
 
 
 def test_all_worlds_that_end_in_a_step_begin_in_one_call() -> None:

@@ -51,14 +51,6 @@ def test_rollout_stops_or_continues_at_the_end_of_an_episode() -> None:
         assert truncated["next", "hunter", "done"][-1].all()
 
 
-def test_batch_breaks_when_all_are_done() -> None:
-    with SerialEnv(3, CountingEnv) as env:
-        rollout = env.rollout(100, break_when_any_done=False, break_when_all_done=True)
-        assert rollout.shape[0] == 3
-        assert rollout["next", "done"].any(1).all()
-        assert rollout.shape[1] < 100
-
-
 def test_hidden_state_is_carried_and_cleared() -> None:
     def policy(td: TensorDictBase) -> TensorDictBase:
         hidden = td.get("hidden", torch.zeros(2, 1))

@@ -5,7 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from support.torch_worlds import RICH, SIMPLE, Spec, alike
+from support.torch_worlds import (
+    FRAMES,
+    RICH,
+    SIMPLE,
+    Spec,
+    alike,
+    check_equal,
+    check_same,
+    policy_for,
+)
 from torch import nn
 
 from marl_collect import (
@@ -17,47 +26,6 @@ from marl_collect import (
 )
 from marl_collect.collectors.options import ExplorationType
 from marl_collect.core.tensordicts import flatten
-from marl_collect.models import make_policy
-
-FRAMES = 35
-COUNTED = ["frames", "batches", "episodes", "mean_returns", "mean_length"]
-
-
-def policy_for(factory: Any, **keywords: Any) -> nn.Module:
-    """A policy that is called in both loops: replayed operations may round."""
-    torch.manual_seed(1)
-    policy = make_policy(factory().description, num_cells=(8,), **keywords)
-    policy.register_forward_hook(lambda *_: None)
-    return policy
-
-
-def check_equal(actual: Any, expected: Any) -> None:
-    one, two = flatten(actual), flatten(expected)
-    assert one.keys() == two.keys()
-    assert actual.batch_size == expected.batch_size
-    assert actual.names == expected.names
-    for key, value in two.items():
-        assert one[key].dtype == value.dtype, key
-        assert torch.equal(one[key], value), key
-
-
-def check_same(
-    factories: Any, policy: Any = None, batches: int = 4, **keywords: Any
-) -> None:
-    keywords = {"frames_per_batch": FRAMES, "seed": 3} | keywords
-    with (
-        Collector(factories[0], policy, **keywords) as expected,
-        Collector(factories[1], policy, **keywords) as actual,
-    ):
-        assert "On cpu" in actual.explain()[0]
-        for _ in range(batches):
-            batch, other = actual.next(), expected.next()
-            assert (batch is None) == (other is None)
-            if other is not None:
-                check_equal(batch, other)
-            one, two = actual.stats(), expected.stats()
-            for name in COUNTED:
-                assert one.get(name) == two.get(name), name
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -23,7 +23,6 @@ from marl_collect.models import (
     load_policy,
     make_critic,
     make_policy,
-    materialize,
     save_policy,
 )
 
@@ -243,9 +242,3 @@ def test_it_is_saved_and_loaded(tmp_path: Path, description: EnvDescription) -> 
     out = parameters(loaded(td.clone()))
     assert len(out) == len(description.groups) + 1  # A mean and a deviation.
     torch.testing.assert_close(out, parameters(policy(td)), rtol=0, atol=0)
-
-
-def test_a_critic_on_meta_is_materialized(description: EnvDescription) -> None:
-    critic = materialize(make_critic(description, device="meta", **OPTIONS), seed=0)
-    td = critic(observe(description, 2))
-    assert all(td[name, "state_value"].isfinite().all() for name in description.groups)

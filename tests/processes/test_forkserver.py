@@ -319,12 +319,23 @@ def test_many_threads_may_start_pools_at_once() -> None:
     assert sorted(answers) == list(range(8))
 
 
-def test_a_fork_server_has_one_thread() -> None:
+def test_a_fork_server_has_one_thread_and_all_modules_that_a_policy_needs() -> None:
     pytest.importorskip("torch")
+
+    def imported_by_a_policy(worker: Any, argument: Any) -> list[str]:
+        loaded = set(sys.modules)
+        import torch
+        from tensordict import TensorDict
+        from tensordict.nn import TensorDictModule
+
+        policy = TensorDictModule(torch.nn.Linear(2, 3), ["observation"], ["action"])
+        policy(TensorDict({"observation": torch.zeros(4, 2)}, [4]))
+        return sorted(set(sys.modules) - loaded)
+
     with WorkerPool(obey, [0], preload=launcher.COLLECTOR_MODULES) as pool:
         server = ask(pool, lambda worker, argument: os.getppid())
         assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
-        assert ask(pool, lambda worker, argument: "torch" in sys.modules)
+        assert ask(pool, imported_by_a_policy) == []
 
 
 def test_a_server_whose_trainer_was_killed_at_once_ends_before_its_preload(

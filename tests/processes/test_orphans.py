@@ -39,15 +39,6 @@ def has_ended(pidfd: int, seconds: float) -> bool:
     return bool(select.select([pidfd], [], [], seconds)[0])
 
 
-def test_only_programs_of_the_killed_worker_end(pool: WorkerPool) -> None:
-    first, second = start_program(pool, 0), start_program(pool, 1)
-    os.kill(pool.pids[0], signal.SIGKILL)
-    assert has_ended(first, SOON)
-    assert not has_ended(second, 0.3)
-    pool.close()
-    assert has_ended(second, SOON)
-
-
 @pytest.mark.parametrize(
     "command",
     ["sh -c \"trap '' TERM; while :; do sleep 1; done\"", "setsid sleep 1000"],
@@ -147,8 +138,9 @@ def forked(pool: WorkerPool, worker: int) -> int:
     return os.pidfd_open(pool.receive([worker])[1])
 
 
-def test_only_forked_helpers_of_the_killed_worker_end(pool: WorkerPool) -> None:
-    first, second = forked(pool, 0), forked(pool, 1)
+@pytest.mark.parametrize("start", [start_program, forked])
+def test_only_processes_of_the_killed_worker_end(pool: WorkerPool, start: Any) -> None:
+    first, second = start(pool, 0), start(pool, 1)
     os.kill(pool.pids[0], signal.SIGKILL)
     assert has_ended(first, SOON)
     assert not has_ended(second, 0.3)

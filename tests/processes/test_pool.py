@@ -78,18 +78,6 @@ def test_an_exception_is_raised_as_its_own_type_from_a_worker_error(
     assert any_pool.receive([0]) == (0, "fine")
 
 
-def test_an_exception_that_cannot_be_pickled_is_a_worker_error(
-    pool: WorkerPool,
-) -> None:
-    def fail(worker: Any, argument: Any) -> None:
-        raise ValueError(threading.Lock())
-
-    pool.send(0, fail)
-    text = r"Worker 0 .* failed in a command: ValueError.*lock"
-    with pytest.raises(WorkerError, match=text):
-        pool.receive()
-
-
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, StopIteration])
 def test_an_exception_with_a_special_meaning_is_a_worker_error(
     pool: WorkerPool, kind: type[BaseException]

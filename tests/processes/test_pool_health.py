@@ -107,16 +107,6 @@ def test_a_death_is_reported_at_once_with_its_cause_and_place(
     assert time.monotonic() - start < SOON / 2
 
 
-def test_a_worker_that_is_killed_from_outside_is_reported(any_pool: WorkerPool) -> None:
-    be_up(any_pool)
-    any_pool.send(2, hang)
-    wait_for_phase(any_pool, 2, Phase.STEP)
-    os.kill(any_pool.pids[2], signal.SIGKILL)
-    with pytest.raises(WorkerError, match="Worker 2 .* in step of environment 7"):
-        any_pool.receive()
-    assert exit_codes(any_pool) == (None, None, -signal.SIGKILL)
-
-
 def test_a_main_function_that_returns_early_is_reported(
     start_method: StartMethod,
 ) -> None:
@@ -246,22 +236,6 @@ def runs_while_1_hangs(clock: Clock, pool: WorkerPool) -> None:
     clock.runs_when = lambda: (
         clock.quiet == {1} and pool.progress(1).phase is Phase.STEP
     )
-
-
-def test_a_worker_that_hangs_in_c_is_killed(
-    capfd: pytest.CaptureFixture[str], start_method: StartMethod, clock: Clock
-) -> None:
-    message = r"Worker 1 .* hung 100 s in step of environment 7"
-    with WorkerPool(obey, [0, 1], start_method=start_method) as pool:
-        be_up(pool)
-        runs_while_1_hangs(clock, pool)
-        pool.send(1, hang)
-        with pytest.raises(WorkerError, match=message):
-            receive_within(pool, LIMIT)
-        assert exit_codes(pool)[1] is not None
-        with pytest.raises(WorkerError, match=message):  # It is not forgotten.
-            pool.receive([1])
-    assert "in hold" in capfd.readouterr().err
 
 
 def test_a_hanging_worker_is_noticed_while_others_reply(

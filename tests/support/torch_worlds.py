@@ -8,9 +8,21 @@ from typing import Any, Self, final
 import numpy as np
 import torch
 from gymnasium import spaces
+from torch import nn
 
-from marl_collect import BatchedEnv, EnvDescription, GroupDescription, Step
+from marl_collect import (
+    BatchedEnv,
+    Collector,
+    EnvDescription,
+    GroupDescription,
+    Step,
+)
+from marl_collect.core.tensordicts import flatten
+from marl_collect.models import make_policy
 
+FRAMES = 35
+"""Of a batch."""
+COUNTED = ["frames", "batches", "episodes", "mean_returns", "mean_length"]
 PRIME = 1009
 GARBAGE = 77
 """What agents that are done observe and get, until the engine clears it."""
@@ -332,3 +344,40 @@ def alike(spec: Spec, worlds: int = 5, **changes: Any) -> tuple[Any, Any]:
         lambda: TorchWorlds(spec, worlds),
         lambda: TorchWorlds(spec, worlds, "cpu"),
     )
+
+
+def policy_for(factory: Any, **keywords: Any) -> nn.Module:
+    """A policy that is called in both loops: replayed operations may round."""
+    torch.manual_seed(1)
+    policy = make_policy(factory().description, num_cells=(8,), **keywords)
+    policy.register_forward_hook(lambda *_: None)
+    return policy
+
+
+def check_equal(actual: Any, expected: Any) -> None:
+    one, two = flatten(actual), flatten(expected)
+    assert one.keys() == two.keys()
+    assert actual.batch_size == expected.batch_size
+    assert actual.names == expected.names
+    for key, value in two.items():
+        assert one[key].dtype == value.dtype, key
+        assert torch.equal(one[key], value), key
+
+
+def check_same(
+    factories: Any, policy: Any = None, batches: int = 4, **keywords: Any
+) -> None:
+    keywords = {"frames_per_batch": FRAMES, "seed": 3} | keywords
+    with (
+        Collector(factories[0], policy, **keywords) as expected,
+        Collector(factories[1], policy, **keywords) as actual,
+    ):
+        assert "On cpu" in actual.explain()[0]
+        for _ in range(batches):
+            batch, other = actual.next(), expected.next()
+            assert (batch is None) == (other is None)
+            if other is not None:
+                check_equal(batch, other)
+            one, two = actual.stats(), expected.stats()
+            for name in COUNTED:
+                assert one.get(name) == two.get(name), name
