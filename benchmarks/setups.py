@@ -41,6 +41,16 @@ PAIR = (
     "--set value.warm_up_frames=500 --set value.epsilon_frames=5000 "
     "--set value.frames_per_update=25"
 )
+PPO = (
+    "--setup ippo-local-own --setup ippo-local-shared --setup ippo-local-shared-ids "
+    "--setup mappo-local-own --setup mappo-local-shared --setup mappo-local-shared-ids "
+    "--frames 500000 --seeds 10 --workers 1 --set envs_per_worker=16"
+)
+PPO_ABOUT = (
+    "Does a centralised critic help, and do shared parameters? IPPO has local critics "
+    "and MAPPO a centralised one. Each has networks of its own per agent, shared ones, "
+    "or shared ones that see which agent acts."
+)
 
 
 @dataclass(frozen=True)
@@ -123,15 +133,13 @@ STUDIES = {
         length=200.0,
     ),
     "simple_spread_ppo": Study(
-        "simple_spread_v3 --setup ippo-local-own --setup ippo-local-shared "
-        "--setup ippo-local-shared-ids --setup mappo-local-own "
-        "--setup mappo-local-shared --setup mappo-local-shared-ids --frames 500000 "
-        "--seeds 10 --workers 1 --set envs_per_worker=16",
-        "Does a centralised critic help, and do shared parameters? IPPO has local "
-        "critics and MAPPO a centralised one. Each has networks of its own per agent, "
-        "shared ones, or shared ones that see which agent acts.",
+        f"simple_spread_v3 {PPO}",
+        PPO_ABOUT,
         baselines={"hand-written": -45.5},
         seeds=10,
+    ),
+    "multiwalker_ppo": Study(
+        f"multiwalker_v9 {PPO} --set ppo.anneal=true", PPO_ABOUT, seeds=10
     ),
     "simple_spread_grid": Study(
         "simple_spread_v3 --frames 100000 --seeds 3 --set eval_interval=20000 "
