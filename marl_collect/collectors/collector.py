@@ -2,9 +2,10 @@
 
 import math
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, final
 
@@ -17,7 +18,6 @@ from marl_collect.collectors.arguments import (
     listed_workers,
     plain,
 )
-from marl_collect.collectors.background import Background
 from marl_collect.collectors.checkpoint import (
     check_level,
     check_numbering,
@@ -145,8 +145,12 @@ class CollectorBase:
         self._delivery = Delivery(options, self.description)
         self._error: BaseException | None = None
         self._steps_before = 0
-        self._background = Background()
-        self._lock = self._background.lock
+        self._lock = threading.RLock()  # Held while batches or weights change.
+        # Gives callers of ``pause`` priority over the thread of ``start``, which would
+        # otherwise take the lock again at once.
+        self._turn = threading.RLock()
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
         self._closed = False
         requested = options.frames_per_batch
         frames = source.batch_frames
@@ -361,17 +365,32 @@ class CollectorBase:
                 "collector, or iterate over the collector instead."
             )
         self._check_open()
-        self._background.start(lambda: bool(self._advance()))
+        if self.is_running():
+            raise RuntimeError(
+                "This collector is already running: call async_shutdown() first."
+            )
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
 
     @final
     def is_running(self) -> bool:
         """Return whether the thread of ``start`` is alive."""
-        return self._background.running
+        return self._thread is not None and self._thread.is_alive()
 
     @final
-    def pause(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def pause(self) -> Iterator[None]:
         """Keep the thread of ``start`` from collecting inside a ``with`` block."""
-        return self._background.pause()
+        # A thread that has the lock already (a `postproc` that calls the collector)
+        # must not wait for `_turn`: its holder may be waiting for the lock.
+        if not self._lock.acquire(blocking=False):
+            with self._turn:
+                self._lock.acquire()
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     @final
     def async_shutdown(self, timeout: float = CLOSE_SECONDS) -> None:
@@ -381,7 +400,9 @@ class CollectorBase:
             Exception: the error that ended the thread, if any.
         """
         started = time.monotonic()
-        self._background.join(timeout)
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(timeout)
         # Workers always get the time to end by themselves.
         left = timeout - (time.monotonic() - started)
         self.shutdown(max(left, min(timeout, ERROR_CLOSE_SECONDS)))
@@ -431,7 +452,7 @@ class CollectorBase:
         statistics = self._statistics
         if all_ranks:
             options = self._options
-            varies = self._background.used or options.trajs_per_batch is not None
+            varies = self._thread is not None or options.trajs_per_batch is not None
             statistics = of_all_ranks(
                 options.ranks,
                 statistics,
@@ -659,7 +680,7 @@ class CollectorBase:
             )
         if not self._closed:
             self._closed = True
-            self._background.ask_to_stop()
+            self._stopping.set()
             self._source.close(CLOSE_SECONDS if timeout is None else timeout)
 
     @final
@@ -710,6 +731,17 @@ class CollectorBase:
     def _repr_html_(self) -> str:
         """Show ``stats()`` as a table in notebooks."""
         return statistics(type(self).__name__, self.stats())
+
+    def _run(self) -> None:
+        """Collect in the thread of ``start``."""
+        while not self._stopping.is_set():
+            with self._turn:
+                pass
+            try:
+                if not self._advance():
+                    return
+            except Exception:  # noqa: BLE001 - stored, and raised by the next call
+                return
 
     def _advance(self) -> list[Any]:
         """Return the next batch in a list; an empty one at the end."""

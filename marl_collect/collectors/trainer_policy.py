@@ -57,7 +57,12 @@ class TrainerPolicy:
             self._watch = StateWatch(module)
             self.structure = structure(module)
         self._hold({} if self._walk is None else self._walk.tensors())
-        self._copied = _Copied.of(passed, module)
+        # The module without weights that the user passed, if the collector uses a copy.
+        self._passed: nn.Module | None = None
+        if isinstance(passed, nn.Module) and isinstance(module, nn.Module):
+            inside = any(inner is passed for inner in module.modules())
+            self._passed = None if inside else passed
+        self._passed_marks = [] if self._passed is None else _look(self._passed)
         self._published = self._marks()
         self._unnoticed = 0
         self._warned = False
@@ -112,8 +117,7 @@ class TrainerPolicy:
         if not same:
             self._check_structure()
             self._hold(weights)
-        if self._copied is not None:
-            self._copied.warn_if_trained()
+        self._warn_if_passed_is_trained()
         if self._held_names != layout.names:
             # By name, so the other names of tied weights are compared too.
             return layout.tensors_of(self.module, "The policy")
@@ -253,8 +257,7 @@ class TrainerPolicy:
         Args:
             version: of the weights that the workers use.
         """
-        if self._copied is not None:
-            self._copied.warn_if_trained()
+        self._warn_if_passed_is_trained()
         if self._warned or not self._weights or self._marks() == self._published:
             return
         self._unnoticed += 1
@@ -264,6 +267,19 @@ class TrainerPolicy:
                 "The policy's parameters have changed, but the workers still act with "
                 f"version {version}. Call collector.update_policy_weights_() "
                 "after training, or pass update_at_each_batch=True."
+            )
+
+    def _warn_if_passed_is_trained(self) -> None:
+        """Warn once if the module that was passed got weights or changed."""
+        passed = self._passed
+        if passed is not None and _look(passed) != self._passed_marks:
+            self._passed = None
+            warn(
+                "The policy that you passed had no weights yet, so this collector uses "
+                "an initialised copy: collector.policy. The module that you passed has "
+                "been initialised or changed since, which has no effect here. Train "
+                "collector.policy and its parameters, or pass a module that has its "
+                "weights."
             )
 
     def _hold(self, weights: dict[str, torch.Tensor]) -> None:
@@ -319,40 +335,12 @@ class WeightWalk:
         self._seen = list(chain.from_iterable(self._held))
 
 
-@final
-class _Copied:
-    """The module without weights that the user passed; the collector uses a copy."""
-
-    def __init__(self, passed: nn.Module) -> None:
-        self._passed: nn.Module | None = passed
-        self._marks = self._look(passed)
-
-    @classmethod
-    def of(cls, passed: Any, module: Any) -> "_Copied | None":
-        if not isinstance(passed, nn.Module) or not isinstance(module, nn.Module):
-            return None
-        inside = any(inner is passed for inner in module.modules())
-        return None if inside else cls(passed)
-
-    def warn_if_trained(self) -> None:
-        """Warn once if the passed module got weights or changed."""
-        passed = self._passed
-        if passed is not None and self._look(passed) != self._marks:
-            self._passed = None
-            warn(
-                "The policy that you passed had no weights yet, so this collector uses "
-                "an initialised copy: collector.policy. The module that you passed has "
-                "been initialised or changed since, which has no effect here. Train "
-                "collector.policy and its parameters, or pass a module that has its "
-                "weights."
-            )
-
-    @staticmethod
-    def _look(module: nn.Module) -> list[tuple[int, bool, int]]:
-        return [
-            (id(tensor), tensor.is_meta or is_lazy(tensor), tensor._version)
-            for tensor in weight_tensors(module).values()
-        ]
+def _look(module: nn.Module) -> list[tuple[int, bool, int]]:
+    """Return values that change when a module gets weights or is trained."""
+    return [
+        (id(tensor), tensor.is_meta or is_lazy(tensor), tensor._version)
+        for tensor in weight_tensors(module).values()
+    ]
 
 
 def warn_if_uncopyable(policy: Any) -> None:

@@ -255,7 +255,7 @@ with built(2, trajs_per_batch=1 + rank) as collector:
     said(collector)
 with built(2, replay_buffer=[], total_frames=8 + 8 * rank) as collector:
     collector.start()
-    collector._background._thread.join()
+    collector._thread.join()
     said(collector)
 """
 
