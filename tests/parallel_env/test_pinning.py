@@ -47,6 +47,19 @@ def test_each_process_is_pinned_to_one_processor() -> None:
     assert process.returncode == 0, process.stderr
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_workers_are_pinned_if_each_processor_has_one(
+    monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    allowed, chosen = frozenset({4, 5, 7}), list[set[int]]()
+    monkeypatch.setattr(cpus, "is_rationed", lambda: False)
+    monkeypatch.setattr(cpus, "affinity", lambda: allowed)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: chosen.append(cores))
+    results = [cpus.pin(worker, workers, allowed) for worker in range(workers)]
+    assert results == [workers == 3] * workers
+    assert chosen == ([{4}, {5}, {7}] if workers == 3 else [])
+
+
 def pinned(before: frozenset[int]) -> list[Any]:
     """Return what `pin` says to the last of as many as processors, and its outcome."""
     allowed = os.sched_getaffinity(0)
