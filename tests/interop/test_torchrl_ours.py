@@ -136,6 +136,7 @@ def test_spaces_are_converted_to_matching_specs() -> None:
         "late": spaces.Discrete(3, start=4),
         "pixel": spaces.Box(0, 255, (2, 2), np.uint8),
         "high": spaces.Box(1.0, 2.0, (2,), np.float32),
+        "low": spaces.Box(-2.0, -1.0, (2,), np.float32),
     }
     spec = observation_spec(_description(spaces.Dict(subspaces)), (3,))[
         "g", "observation"
@@ -147,7 +148,8 @@ def test_spaces_are_converted_to_matching_specs() -> None:
     assert kinds["table"].startswith("Bounded")
     assert spec["pixel"].dtype == torch.uint8
     assert spec["late"].space.high.unique().tolist() == [6]
-    assert spec["high"].is_in(torch.zeros(3, 2, 2))  # The row of a dead agent.
+    for name in ("high", "low"):
+        assert spec[name].is_in(torch.zeros(3, 2, 2))  # The row of a dead agent.
     assert spec.is_in(spec.rand())
 
 

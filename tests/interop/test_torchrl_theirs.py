@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDictBase
@@ -356,6 +357,13 @@ def test_a_spec_without_the_agents_dimension_is_refused_by_name() -> None:
         TypeError, match=r"agents/x has the shape \[3, 2\].* \[2\] first"
     ):
         space_of(spec, (2,), "agents")
+
+
+def test_a_space_has_the_values_of_every_agent() -> None:
+    low, high = torch.tensor([[-1.0, 0.0], [0.0, -2.0]]), torch.tensor([[1.0], [3.0]])
+    spec = Bounded(low, high.expand(2, 2), (2, 2))
+    space = space_of(spec, (2,), "agents")
+    assert space == spaces.Box(np.array([-1.0, -2.0], np.float32), np.float32(3.0))
 
 
 def test_unsupported_action_specs_are_refused_by_name() -> None:
