@@ -204,7 +204,13 @@ def test_equal_lengths_are_one_visible_bar(tmp_path: Path) -> None:
     bar = (panel[..., 2] > 150) & (panel[..., 0] < 80)  # Blue.
     assert 0.05 < bar.mean() < 0.6
     assert len(_plot_edges([1.0, 2.0, 2.0, 3.0])) <= 4
-    assert len(_plot_edges(np.random.default_rng(0).normal(size=2000).tolist())) <= 31
+    many = np.random.default_rng(0).normal(size=2000)
+    whole = [0, 60, *np.clip(5 * many + 30, 0, 60).round().tolist()]
+    for values in (many.tolist(), whole):
+        edges = _plot_edges(values)
+        assert len(edges) <= 31
+        assert edges[0] <= min(values)
+        assert edges[-1] >= max(values)
 
 
 @pytest.mark.processes

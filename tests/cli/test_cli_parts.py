@@ -64,8 +64,10 @@ def test_the_returns_line_shows_the_team_and_each_agent() -> None:
 
     line = returns_line([episode(1.0, 2.0), episode(3.0, 4.0)])
     assert line == "mean return of the last 2 episodes: team 5.00 · g 2.00 3.00"
-    line = returns_line([episode(*range(10))])
-    assert line.endswith("team 45.00 · g 4.50 per agent")
+    line = returns_line([episode(*range(8))])
+    assert line.endswith("· g 0.00 1.00 2.00 3.00 4.00 5.00 6.00 7.00")
+    line = returns_line([episode(*range(9))])
+    assert line.endswith("team 36.00 · g 4.00 per agent")
 
 
 def test_the_progress_fits_into_80_columns_and_shows_the_time_left() -> None:
