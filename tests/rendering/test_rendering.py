@@ -81,12 +81,12 @@ def test_the_overlay_is_a_band_above_the_picture() -> None:
 
 
 def test_captions_name_agents_or_sum_large_groups() -> None:
-    returns = {"a": np.array([1.0, 2.0]), "b": np.ones(9)}
-    agents = {"a": ["x", "y"], "b": [f"b_{i}" for i in range(9)]}
+    returns = {"a": np.array([1.0, 2.0, 0.5, 0.0]), "b": np.ones(5)}
+    agents = {"a": ["x", "y", "z", "w"], "b": [f"b_{i}" for i in range(5)]}
     assert caption(1, 7, returns, agents) == [
-        "episode 1   step 7   team return: 12.0",
-        "x: 1.0   y: 2.0",
-        "b (9 agents): 9.0",
+        "episode 1   step 7   team return: 8.5",
+        "x: 1.0   y: 2.0   z: 0.5   w: 0.0",
+        "b (5 agents): 5.0",
     ]
 
 
