@@ -1,8 +1,10 @@
 """A folder has one holder of its lock, whatever happens to processes and files."""
 
+import fcntl
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.scripts import start_python
@@ -60,6 +62,21 @@ def test_two_holders_do_not_share_a_lock_whose_file_was_removed(tmp_path: Path) 
         path.unlink()
         with FolderLock(path), pytest.raises(BlockingIOError):
             FolderLock(path)
+
+
+def test_a_file_that_is_removed_before_it_is_locked_is_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flock = tmp_path / ".lock", fcntl.flock
+
+    def removed_before(file: Any, operation: int) -> None:
+        monkeypatch.undo()
+        path.unlink()  # By its last holder.
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", removed_before)
+    with FolderLock(path), pytest.raises(BlockingIOError):
+        FolderLock(path)
 
 
 def test_nobody_else_can_open_a_lock(tmp_path: Path) -> None:
