@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,20 +79,31 @@ def _indices(argument: str, things: str, values: Any) -> list[int]:
         ) from None
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, within: tuple[int, ...] = ()) -> Any:
     """Return a copy of an argument that ``torch.load`` reads without running code.
+
+    Args:
+        value: to copy.
+        within: ids of the containers that it is in.
 
     Raises:
         TypeError: if there is none.
+        ValueError: if a container contains itself.
     """
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or type(value) in (bool, int, float, str):
         return value
+    if id(value) in within:
+        raise ValueError(
+            "Arguments of call_env() are stored in state_dict(), but one is a "
+            f"{type(value).__name__} that contains itself."
+        )
+    inside = partial(plain, within=(*within, id(value)))
     if type(value) in (list, tuple):
-        return type(value)(map(plain, value))
+        return type(value)(map(inside, value))
     if type(value) is dict:
-        return {plain(key): plain(entry) for key, entry in value.items()}
+        return {inside(key): inside(entry) for key, entry in value.items()}
     raise TypeError(
         "Arguments of call_env() are stored in state_dict(), so they must be numbers, "
         f"strings, None, lists, tuples or dicts, but one is a {type(value).__name__}: "

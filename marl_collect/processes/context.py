@@ -36,7 +36,14 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> bytes | Raised:
     It is pickled here, so that a result which cannot be sent is such an error too.
     """
     try:
-        return pickling.dumps(function(*arguments))
+        value = function(*arguments)
+        try:
+            return pickling.dumps(value)
+        except Exception as error:
+            raise TypeError(
+                f"The result is a {type(value).__name__}, which cannot be sent from a "
+                f"worker process: {error}"
+            ) from error
     except Exception as error:  # noqa: BLE001 - the trainer raises it
         return Raised(Failure.capture(error, os.getpid()))
 

@@ -380,6 +380,16 @@ def test_environments_do_not_share_the_arguments_of_a_call() -> None:
     assert worker["calls"]["made"][0]["args"] == ([1, 2, 3],)
 
 
+def test_an_argument_that_contains_itself_is_an_error() -> None:
+    levels: list[Any] = [1, {}, {}]
+    levels[1]["again"] = levels
+    with collector_of(Collector, [Greedy] * ENVS) as collector:
+        with pytest.raises(ValueError, match="one is a list that contains itself"):
+            collector.call_env("take", levels)
+        twice = [[1], [2]]
+        assert collector.call_env("take", [twice, twice]) == [2] * ENVS
+
+
 class Opening(Windy):
     """Its results cannot be sent."""
 
@@ -393,7 +403,7 @@ def test_a_call_whose_result_cannot_be_sent_is_made_again_by_a_replacement() -> 
     envs = [Opening] * ENVS
     options = {"on_worker_failure": "restart"}
     with collector_of(MultiSyncCollector, envs, **options) as collector:
-        with pytest.raises(TypeError, match="pickle"):
+        with pytest.raises(TypeError, match="result is a lock, which cannot be sent"):
             collector.call_env("open", 1.5)
         collector.next()
         for pid in collector.worker_pids:
