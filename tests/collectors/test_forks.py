@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
@@ -100,19 +99,6 @@ def test_memory_and_slots_stay_bounded_over_many_forks(
         assert mappings() <= mapped
 
 
-def test_forks_do_not_change_the_data() -> None:
-    with MultiSyncCollector(
-        [CountingEnv] * 2, frames_per_batch=20, seed=1
-    ) as plain_collector:
-        expected = [plain_collector.next().clone() for _ in range(8)]
-    with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20, seed=1) as other:
-        for expected_batch in expected:
-            batch = other.next()
-            assert (batch == expected_batch).all()
-            with forked(lambda connection: None):
-                del batch
-
-
 def test_a_worker_that_is_replaced_after_a_fork_attaches_its_memory() -> None:
     options: Any = {"frames_per_batch": 20, "seed": 1, "on_worker_failure": "restart"}
     with MultiSyncCollector([CountingEnv] * 2, prefetch=True, **options) as collector:
@@ -150,21 +136,3 @@ def test_a_collector_in_a_fork_does_not_write_to_the_parents_batches() -> None:
             child.send("now")
             assert received(child) == "done"
             assert (batch == expected).all()
-
-
-def test_workers_of_a_data_loader_keep_their_batch() -> None:
-    with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=20) as collector:
-        rows = collector.next()[KEY].flatten(0, 1)
-        expected = rows.tolist()
-        dataset: Any = list(rows)
-        loader: Any = DataLoader(
-            dataset, batch_size=1, num_workers=1, multiprocessing_context="fork"
-        )
-        actual = []
-        iterator = iter(loader)
-        del rows
-        loader.dataset.clear()
-        for row in iterator:
-            collector.next()
-            actual.append(row[0].tolist())
-        assert actual == expected

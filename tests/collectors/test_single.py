@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.scripts import run_mounted
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule
+from tests_policies import level_policy
 from workloads.counting import CountingEnv, CountingError, Fault
 
 from marl_collect.collectors import Collector
@@ -19,30 +19,14 @@ def collector(envs: int = 2, frames: int = 40, **options: Any) -> Collector:
     return Collector([CountingEnv] * envs, frames_per_batch=frames, seed=0, **options)
 
 
-def test_shapes_dtypes_and_names() -> None:
+def test_names_and_batch_sizes() -> None:
+    """What the oracle does not compare."""
     batch = collector().next()
     assert batch is not None
     assert batch.batch_size == (2, 20)
     assert batch.names == [None, "time"]
     assert batch["hunter"].batch_size == (2, 20, 2)
     assert batch["prey"].names == [None, "time", None]
-    expected = {
-        ("hunter", "observation"): ((2, 20, 2, 5), torch.float32),
-        ("hunter", "action"): ((2, 20, 2), torch.int64),
-        ("prey", "action"): ((2, 20, 3, 2), torch.float32),
-        ("hunter", "mask"): ((2, 20, 2), torch.bool),
-        ("hunter", "done"): ((2, 20, 2, 1), torch.bool),
-        ("done",): ((2, 20, 1), torch.bool),
-        ("next", "hunter", "reward"): ((2, 20, 2, 1), torch.float32),
-        ("next", "prey", "terminated"): ((2, 20, 3, 1), torch.bool),
-        ("next", "truncated"): ((2, 20, 1), torch.bool),
-        ("collector", "traj_ids"): ((2, 20), torch.int64),
-    }
-    for key, (shape, dtype) in expected.items():
-        assert batch[key].shape == shape, key
-        assert batch[key].dtype == dtype, key
-    assert ("next", "hunter", "action") not in batch.keys(True)
-    assert ("hunter", "reward") not in batch.keys(True)
 
 
 def test_one_tensor_of_a_batch_keeps_its_slot() -> None:
@@ -91,14 +75,9 @@ def test_total_frames_are_collected_and_counted() -> None:
     assert running.next() is None
     stats = running.stats()
     assert stats["frames"] == 120
-    means = stats["mean_returns"]
-    assert list(map(len, means.values())) == [2, 3]
-    team = sum(map(sum, means.values()))
-    assert stats["mean_team_return"] == pytest.approx(team)
-    assert stats["mean_agent_return"] == pytest.approx(team / 5)
-    assert stats["mean_group_returns"] == pytest.approx(
-        {group: sum(agents) / len(agents) for group, agents in means.items()}
-    )
+    means = stats["mean_returns"].items()
+    groups = {group: sum(agents) / len(agents) for group, agents in means}
+    assert stats["mean_group_returns"] == pytest.approx(groups)
 
 
 def test_rounding_up_causes_a_warning() -> None:
@@ -124,33 +103,12 @@ def test_environments_that_differ_are_refused() -> None:
 
 
 def test_training_causes_no_warning_because_the_module_itself_acts() -> None:
-    policy = TensorDictModule(
-        torch.nn.Linear(5, 2),
-        in_keys=[("hunter", "observation")],
-        out_keys=[("hunter", "scores")],
-    )
-
-    def act(td: TensorDictBase) -> TensorDictBase:
-        td.set(("hunter", "action"), policy(td)["hunter", "scores"].argmax(-1))
-        return td.set(("prey", "action"), torch.zeros(1, 3, 2))
-
-    class Policy(torch.nn.Module):
-        in_keys = [("hunter", "observation")]
-        out_keys = [("hunter", "action"), ("prey", "action")]
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = policy
-
-        def forward(self, td: TensorDictBase) -> TensorDictBase:
-            return act(td)
-
-    module = Policy()
-    running = Collector(CountingEnv, module, frames_per_batch=8)
-    for _ in range(4):
-        running.next()
+    policy = level_policy()
+    running = Collector(CountingEnv, policy, frames_per_batch=8)
+    for level in range(4):
+        assert (running.next()["prey", "action"] == level).all()
         with torch.no_grad():
-            module.inner.module.weight += 1
+            policy.module.level += 1
     assert running.explain()
 
 
@@ -183,16 +141,3 @@ def test_it_collects_where_proc_is_not_mounted() -> None:
     )
     process = run_mounted("/proc", code)
     assert process.stdout.strip() == "40", process.stderr
-
-
-def test_statistics_of_a_batch_with_many_episodes_are_those_of_its_last_hundred() -> (
-    None
-):
-    def make() -> Any:
-        return CountingEnv(min_length=1, max_length=1, deaths=False)
-
-    with Collector(make, frames_per_batch=250, total_frames=250, seed=0) as collector:
-        rewards = collector.next()["next", "hunter", "reward"][0, :, :, 0].double()
-        means = collector.stats()["mean_returns"]["hunter"]
-    assert means == pytest.approx(rewards[-100:].mean(0).tolist())
-    assert means != pytest.approx(rewards[:100].mean(0).tolist())

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from support.zoo import Script, ScriptedEnv, ScriptedTurns
+from support.zoo import Countdown, Script, ScriptedEnv, ScriptedTurns
 
 from marl_collect import (
     Collector,
@@ -24,25 +24,6 @@ from marl_collect.testing.check_env import ContractError
 
 Factory = Callable[[], Any]
 MESSAGE = "environments 0 and 1 .* share one"
-
-
-class Lists:
-    """Two agents, whose values are lists, as in Gymnasium."""
-
-    observation_space = [spaces.Box(0, 9, (1,), np.float32)] * 2
-    action_space = [spaces.Discrete(2)] * 2
-
-    def reset(self, seed: int | None = None) -> Any:
-        self.steps = 0
-        return [np.zeros(1, np.float32)] * 2, {}
-
-    def step(self, actions: Any) -> Any:
-        self.steps += 1
-        observed = [np.full(1, self.steps, np.float32)] * 2
-        return observed, [1.0, 1.0], self.steps == 5, False, {}
-
-    def close(self) -> None:
-        pass
 
 
 class Unchanged(EnvWrapper):
@@ -111,12 +92,12 @@ def converted() -> Factory:
 
 
 def lists() -> Factory:
-    raw = Lists()
+    raw = Countdown()
     return lambda: PettingZooWrapper(AgentLists(raw))
 
 
 def wrapped_lists() -> Factory:
-    raw = Lists()
+    raw = Countdown()
     return lambda: PettingZooWrapper(AgentLists(Around(raw)))
 
 
@@ -253,9 +234,10 @@ class Pure:
 def test_what_has_no_state_may_be_shared() -> None:
     pure, space = Pure(), spaces.Box(0, 9, (1,), np.float32)
 
-    class Own(Lists):
+    class Own(Countdown):
         def __init__(self) -> None:
-            self.pure, self.space, self.kind = pure, space, Lists
+            super().__init__()
+            self.pure, self.space, self.kind = pure, space, Countdown
 
     with SerialEnv(2, lambda: PettingZooWrapper(AgentLists(Own()))) as env:
         assert len(env) == 2

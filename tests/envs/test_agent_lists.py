@@ -9,51 +9,11 @@ from gymnasium import spaces
 pytest.importorskip("torch")
 pytest.importorskip("pettingzoo")
 
+from support.zoo import Countdown
 from zoo_tools import BoundEnv
 
 from marl_collect import check_env
 from marl_collect.envs import AgentLists, PettingZooWrapper
-
-
-class Countdown:
-    """Agent ``i`` ends after ``2 + i`` steps if ``alone``; otherwise all after 3.
-
-    Ends are terminations, or truncations if ``cut``.
-    """
-
-    def __init__(
-        self,
-        n: int = 3,
-        *,
-        alone: bool = True,
-        single: bool = False,
-        cut: bool = False,
-    ) -> None:
-        box = spaces.Box(-9, 99, (2,), np.float32)
-        self.observation_space: Any = spaces.Tuple([box] * n)
-        self.action_space: Any = [spaces.Discrete(4, start=1)] * n
-        self.n, self.alone, self.single, self.cut = n, alone, single, cut
-        self.taken: list[Any] = []
-
-    def reset(self, seed: int | None = None) -> Any:
-        self.steps, self.start = 0, (seed or 0) % 7
-        return self._look(), {}
-
-    def step(self, actions: Any) -> Any:
-        self.taken = [int(action) for action in actions]
-        self.steps += 1
-        ends = [self.steps >= (2 + i if self.alone else 3) for i in range(self.n)]
-        if self.single:
-            return self._look(), 1.5, ends[0], False, {"level": self.steps}
-        infos = [{"level": i} for i in range(self.n)]
-        flags = (ends, [False] * self.n)
-        return self._look(), np.arange(self.n), *flags[:: -1 if self.cut else 1], infos
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-    def _look(self) -> list[Any]:
-        return [np.array([i + self.start, self.steps]) for i in range(self.n)]
 
 
 @pytest.mark.parametrize("single", [True, False])

@@ -12,7 +12,7 @@ pytest.importorskip("pettingzoo")
 
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils.wrappers import BaseParallelWrapper, BaseWrapper
-from support.zoo import Script, ScriptedEnv, ScriptedTurns, altered
+from support.zoo import Countdown, Script, ScriptedEnv, ScriptedTurns, altered
 from zoo_tools import BoundEnv
 
 from marl_collect import MarlGroupMapType
@@ -211,20 +211,9 @@ def test_an_environment_without_render_has_no_picture(kind: Any) -> None:
 
 
 def test_pictures_of_agents_in_lists_need_no_render_mode() -> None:
-    class Lists:
-        observation_space = [spaces.Box(0, 1, (1,))]
-        action_space = [spaces.Discrete(2)]
-
-        def reset(self, seed: Any = None) -> Any:
-            return [np.zeros(1)], {}
-
-        def render(self) -> Any:
-            return np.ones((2, 2, 3), np.uint8)
-
-        def close(self) -> None:
-            pass
-
-    env = BoundEnv(PettingZooWrapper(AgentLists(Lists()))).env
+    raw: Any = Countdown()
+    raw.render = lambda: np.ones((2, 2, 3), np.uint8)
+    env = BoundEnv(PettingZooWrapper(AgentLists(raw))).env
     picture = env.render()
     assert picture is not None
     assert picture.all()

@@ -115,44 +115,6 @@ def test_check_env_finds_results_without_an_agent(spoil: Any, message: str) -> N
     assert len(excinfo.value.findings) <= 3, "a finding is repeated for every step"
 
 
-def test_rows_are_zeros_until_their_agents_join() -> None:
-    """Even if the environment returns values for all agents in every step."""
-    script = Script(
-        joins={"agent_1": 2},
-        ends={"agent_2": (3, "terminated")},
-        info=lambda i, step: {"x": step},
-    )
-    defaults = (np.full(3, 7.0), 7.0, False, False, {"x": 7})
-
-    def complete(results: Any) -> Any:
-        values = defaults if len(results) == 5 else (defaults[0], defaults[-1])
-        return tuple(
-            dict.fromkeys(script.agents, value) | result
-            for result, value in zip(results, values, strict=True)
-        )
-
-    def factory() -> PettingZooWrapper:
-        raw = altered(ScriptedEnv(script), reset=complete, step=complete)
-        return PettingZooWrapper(
-            raw, info_keys={"x": ()}, done_on_any=False, episode_reward=True
-        )
-
-    env = BoundEnv(factory())
-    assert not env["agent", "observation"][1].any()
-    for step in range(1, 6):
-        env["agent", "reward"][...] = 5  # as an earlier episode may have left it
-        env.step()
-        observation, reward = env["agent", "observation"], env["agent", "reward"]
-        expected = [1, step, 0] if step >= 2 else [0, 0, 0]
-        assert observation[1].tolist() == expected
-        assert env["agent", "info", "x"][1] == (step if step >= 2 else 0)
-        assert reward[1] == (0 if step < 2 else 7 if step == 2 else 10 + step)
-        if step > 3:
-            assert not observation[2].any()
-            assert reward[2] == 0
-    check_env(factory)
-
-
 @pytest.mark.parametrize(
     "result",
     [None, ({}, {}, {}, {}), ({}, {}, None, {}, {}), ({}, {}, {}, {}, None), 3],

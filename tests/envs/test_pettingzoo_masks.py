@@ -35,18 +35,6 @@ def from_step_one(i: int, step: int) -> dict[str, Any]:
     return in_info(i, step) if step else {}
 
 
-LATE = Script(joins={"agent_1": 2}, info=in_info)
-
-
-def test_an_agent_that_joins_late_has_its_mask_in_a_group_of_several() -> None:
-    env = scripted(LATE)
-    assert env.env.group_map == {"agent": ["agent_0", "agent_1", "agent_2"]}
-    assert env["agent", "action_mask"][1].all()
-    env.step()
-    env.step()
-    assert (env["agent", "action_mask"] == [legal(i, 2) for i in range(3)]).all()
-
-
 @RAW
 def test_a_mask_that_appears_later_is_an_error(raw: Any) -> None:
     script = Script(info=from_step_one)

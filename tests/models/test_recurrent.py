@@ -170,18 +170,6 @@ def test_weights_of_torchrls_modules_are_loaded(
         )
 
 
-def test_a_reset_clears_the_state() -> None:
-    net = build(MultiAgentGRU, False, False)
-    x = torch.randn(T, N, INPUTS)
-    is_init = torch.zeros(T, 1, dtype=torch.bool)
-    is_init[3] = True
-
-    out, _ = net(x, is_init=is_init, sequence=True)
-
-    from_reset, _ = net(x[3:], sequence=True)
-    torch.testing.assert_close(out[3:], from_reset)
-
-
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
@@ -212,33 +200,6 @@ def frames(batch: Any, n_steps: int | None = None) -> Any:
     )
 
 
-@pytest.mark.parametrize("kind", [MultiAgentGRU, MultiAgentLSTM])
-def test_a_module_collects_step_by_step_and_trains_on_the_sequence(kind: Any) -> None:
-    module = RecurrentModule(build(kind, False, False), "walker")
-    batch = frames((2,), T)
-    batch["is_init"][:, 4] = True
-    collected_frames: list[Any] = []
-    carried: dict[Any, Any] = {}
-    for t in range(T):
-        frame = batch[:, t].clone()
-        for key, state in carried.items():
-            frame[key] = state
-        frame = module(frame)
-        carried = {key: frame["next", *key] for key in module.state_keys}
-        collected_frames.append(frame)
-    stacked = torch.stack([f.exclude("next") for f in collected_frames[1:]], 1)
-    for key in module.state_keys:
-        assert carried[key].shape == (2, *module.state_shapes[key])
-
-    with set_recurrent_mode():
-        trained = module(stacked.clone())
-
-    torch.testing.assert_close(
-        trained["walker", "embedding"], stacked["walker", "embedding"]
-    )
-    assert module.out_keys[0] == ("walker", "embedding")
-
-
 def test_set_recurrent_mode_ends_with_its_block() -> None:
     module = RecurrentModule(build(MultiAgentGRU, False, True), "walker")
 
@@ -247,6 +208,15 @@ def test_set_recurrent_mode_ends_with_its_block() -> None:
         with set_recurrent_mode(False):
             module(frames((2,)))
     assert module(frames((2,)))["walker", "embedding"].shape == (2, N, UNITS)
+
+
+@pytest.mark.parametrize("kind", [MultiAgentGRU, MultiAgentLSTM])
+def test_a_module_tells_its_keys_and_the_shapes_of_its_state(kind: Any) -> None:
+    module = RecurrentModule(build(kind, False, False), "walker")
+    out = module(frames((2,)))
+    assert module.out_keys[0] == ("walker", "embedding")
+    for key in module.state_keys:
+        assert out["next", *key].shape == (2, *module.state_shapes[key])
 
 
 def test_errors_of_a_module_name_its_group_and_missing_keys() -> None:

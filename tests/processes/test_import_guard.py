@@ -122,15 +122,6 @@ def test_a_module_that_builds_a_ray_collector_is_refused(
     wait_until_gone(pids)
 
 
-def test_a_module_that_the_script_imports_is_refused(tmp_path: Path) -> None:
-    log = write(tmp_path, SYNC)
-    (tmp_path / "main.py").write_text("import train\n")
-    code, _, errors = run(tmp_path, "main.py")
-    assert code == 1
-    assert ADVICE in errors
-    assert len(log.read_text().split()) <= 3
-
-
 def test_the_script_itself_needs_no_guard(tmp_path: Path) -> None:
     write(tmp_path, SYNC + COUNT)
     assert run(tmp_path, "train.py") == (0, "20\n", "")

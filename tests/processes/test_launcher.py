@@ -200,29 +200,12 @@ def slow_import(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("slow_import")
 @pytest.mark.parametrize("start_method", ["forkserver"])
-def test_a_server_that_is_still_importing_ends_with_a_killed_trainer(run: Run) -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_server_that_is_still_importing_ends_with_its_trainer(
+    run: Run, *, killed: bool
+) -> None:
     process, pidfds = run(
-        """
-os.chdir(os.path.dirname(__file__))
-def start():
-    WorkerPool(obey, [0], start_method=start_method, preload=("slow_import",))
-
-threading.Thread(target=start, daemon=True).start()
-while not os.path.exists("pid"):
-    time.sleep(0.01)
-tell(open("pid").read())
-signal.pause()
-"""
-    )
-    process.kill()
-    assert_gone(pidfds)
-
-
-@pytest.mark.usefixtures("slow_import")
-@pytest.mark.parametrize("start_method", ["forkserver"])
-def test_exiting_ends_a_server_that_is_still_importing(run: Run) -> None:
-    process, pidfds = run(
-        """
+        f"""
 from marl_collect.processes import launcher
 launcher._EXIT_SECONDS = 1000.0  # The test has a limit of its own.
 os.chdir(os.path.dirname(__file__))
@@ -230,8 +213,14 @@ launcher.start_server(["slow_import"])
 while not os.path.exists("pid"):
     time.sleep(0.01)
 tell(open("pid").read())
+if {killed}:
+    signal.pause()
 """
     )
+    if killed:
+        process.kill()
+        assert_gone(pidfds)
+        return
     _, errors = process.communicate(timeout=SOON)
     assert (process.returncode, errors) == (0, "")
     assert_gone(pidfds, 0.0)
@@ -325,31 +314,16 @@ tell(*pool.pids)
     assert errors == ""
 
 
-def test_an_exception_in_the_trainer_ends_the_workers(run: Run) -> None:
-    process, pidfds = run(
-        """
-pool = WorkerPool(obey, [0, 1], start_method=start_method)
-tell(*pool.pids)
-raise LookupError("in the learner")
-"""
-    )
-    _, errors = process.communicate(timeout=SOON)
-    assert process.returncode == 1
-    assert errors.count("Traceback") == 1
-    assert_gone(pidfds)
-
-
 @pytest.mark.parametrize(
     "body",
     [
-        "pool.receive()",
         "time.sleep(1000)",
-        "pool.close(timeout=1000)",
         "WorkerPool(stuck_in_create, [0], start_method=start_method).receive()",
     ],
-    ids=["receive", "learn", "close", "start"],
+    ids=["learn", "start"],
 )
 def test_ctrl_c_gives_one_traceback_and_leaves_no_process(run: Run, body: str) -> None:
+    """Batches and a shutdown are interrupted in ``test_matrix_interrupts.py``."""
     process, pidfds = run(
         f"""
 def ignore(worker, argument):

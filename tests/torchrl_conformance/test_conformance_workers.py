@@ -139,11 +139,6 @@ def test_an_asynchronous_batch_is_one_worker_s(running: Running) -> None:
     assert ((steps[1:] - steps[:-1]) % LENGTH == 1).all()
 
 
-def test_the_workers_act_with_the_policy_s_weights(running: Running) -> None:
-    running.collector.update_policy_weights_(with_value(1.0))
-    assert (running.next_with(1)[ACTION] == 1).all()
-
-
 def test_new_weights_reach_the_workers(running: Running) -> None:
     for value in (2.0, 3.0):
         with torch.no_grad():
