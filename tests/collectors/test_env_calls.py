@@ -304,10 +304,14 @@ def test_episodes_that_do_not_repeat_begin_after_the_calls() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_replacement_makes_the_calls_of_its_predecessor() -> None:
-    with collector_of(MultiSyncCollector, on_worker_failure="restart") as collector:
+@pytest.mark.parametrize("limit", [None, 1])
+def test_a_replacement_makes_the_calls_of_its_predecessor(limit: int | None) -> None:
+    """Also of one that has itself replaced a worker that grew too large."""
+    options: dict[str, Any] = {"on_worker_failure": "restart", "max_worker_rss": limit}
+    with collector_of(MultiSyncCollector, **options) as collector:
         collector.call_env("set_height", height=4)
-        collector.next()
+        for _ in range(2):
+            collector.next()
         collector.call_env("set_wind", 1.5, environments=[2])
         os.kill(collector.worker_pids[2], signal.SIGKILL)
         batch = collector.next()
