@@ -5,7 +5,6 @@ See ``marl_collect.collectors.messages`` for the order of the calls.
 
 import os
 import time
-from contextlib import suppress
 from functools import partial
 from typing import Any, final
 
@@ -52,23 +51,17 @@ def main(context: WorkerContext, assignment: messages.Assignment) -> None:
     if assignment.init_fn is not None:
         assignment.init_fn()
     worker = RolloutWorker(context, assignment)
-    try:
-        context.send(messages.EnvsReady(worker.engine.description, worker.engine.size))
-        while True:
-            call = context.receive()
-            context.send(getattr(worker, call.method)(*call.arguments))
-    except BaseException as error:
-        if context.closed:
-            context.line.enter(Phase.CLOSE)
-            worker.engine.close()
-        else:
-            # First the report: close() may hang or fail too.
+    with context.closing(worker.engine.close):
+        try:
+            engine = worker.engine
+            context.send(messages.EnvsReady(engine.description, engine.size))
+            while True:
+                call = context.receive()
+                context.send(getattr(worker, call.method)(*call.arguments))
+        except BaseException as error:
             worker.name_environment(error)
             note_on_gradients(error)
-            context.fail(error)
-            with suppress(Exception):
-                worker.engine.close()
-        raise
+            raise
 
 
 @final

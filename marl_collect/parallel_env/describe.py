@@ -46,7 +46,5 @@ def describe(
 def _main(context: WorkerContext, factory: Factory) -> None:
     context.line.enter(Phase.CREATE, 0)
     engine = build([factory])
-    try:
+    with context.closing(engine.close):
         context.send(engine.description)
-    finally:
-        engine.close()

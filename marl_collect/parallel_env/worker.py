@@ -15,7 +15,6 @@ reports completion; see ``signals.py``. Messages on the socket are rare:
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, final
@@ -70,25 +69,13 @@ def main(context: WorkerContext, assignment: EnvAssignment) -> None:
         failing=context.fail,
     )
     batch = SerialBatch(envs)
-    try:
+    with context.closing(batch.close):
         _limit_torch(assignment.num_sub_threads)  # If a factory has imported it.
         context.send(batch.description)
         env_of_row = dict(zip(indices, envs, strict=True))
         worker = _EnvWorker(context, assignment, env_of_row, processors)
         worker.answer()
         worker.serve()
-    except BaseException as error:
-        if context.closed:
-            line.enter(Phase.CLOSE)
-            batch.close()
-        else:
-            # First the report: close() may hang or fail too.
-            context.fail(error)
-            with suppress(Exception):
-                batch.close()
-        raise
-    line.enter(Phase.CLOSE)
-    batch.close()
 
 
 def _limit_torch(num_threads: int) -> None:

@@ -2,8 +2,8 @@
 
 import os
 import pickle
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Final, final
@@ -133,6 +133,24 @@ class WorkerContext:
         with suppress(OSError):
             self.connection.send_bytes(pickling.dumps(failure))
         self.line.enter(Phase.CLOSE)
+
+    @contextmanager
+    def closing(self, close: Callable[[], object]) -> Iterator[None]:
+        """Close environments at the end of a block, in ``Phase.CLOSE``.
+
+        An error in the block is reported first, because closing may hang or fail too;
+        how closing fails is then of no interest.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if not self.closed:
+                self.fail(error)
+            raise
+        finally:
+            self.line.enter(Phase.CLOSE)
+            with suppress(Exception) if self.has_failed else nullcontext():
+                close()
 
     def __repr__(self) -> str:
         return f"WorkerContext(index={self.index}, pid={os.getpid()})"
