@@ -237,9 +237,9 @@ class _Probe:
         before = {key: tensor.clone() for key, tensor in inputs.items()}
         versions = {key: tensor._version for key, tensor in inputs.items()}
         tensordict = assemble(inputs, (self._size,), self._n_agents)
-        notes = _Notes(inputs)
-        watch(tensordict, notes.looked_up)
-        with notes:
+        call = _Call(inputs)
+        watch(tensordict, call.looked_up)
+        with call:
             out = self._acting(tensordict)
         if out is not None and not is_tensor_collection(out):
             raise TypeError(
@@ -247,7 +247,7 @@ class _Probe:
                 f"input, but returned {type(out).__name__}."
             )
         left = flatten(tensordict)
-        changed = {
+        call.changed = {
             key
             for key, tensor in inputs.items()
             if left.get(key) is not tensor
@@ -257,22 +257,20 @@ class _Probe:
         written = dict(left)
         if out is not None and out is not tensordict:
             written |= flatten(out)
-        removed = inputs.keys() - written.keys()
+        call.removed = inputs.keys() - written.keys()
         written = {
             key: tensor
             for key, tensor in written.items()
-            if key in changed
+            if key in call.changed
             or not (tensor is inputs.get(key) or self._is_copy(key, tensor, before))
         }
-        notes.passed_on(written)
-        values = {key: self._here(key, tensor) for key, tensor in written.items()}
-        self._check_own(values, before)
-        notes.forget()
+        call.passed_on(written)
+        call.written = {k: self._here(k, tensor) for k, tensor in written.items()}
+        self._check_own(call.written, before)
+        call.forget()
         del tensordict, out, left, written
-        held = _is_held(inputs)
-        return _Call(
-            values, frozenset(removed), notes.looked_up, notes.read, changed, held
-        )
+        call.held = _is_held(inputs)
+        return call
 
     def _is_copy(self, key: Key, tensor: Any, before: Tensors) -> bool:
         """Return whether an entry of a TensorDict that was copied is not changed.
@@ -485,36 +483,24 @@ class _Probe:
                 )
 
 
-@dataclass(frozen=True)
-class _Call:
-    """The effects of one call.
-
-    Attributes:
-        written: outputs by key, on the CPU.
-        removed: inputs that it removed.
-        looked_up: keys that it looked up, present or not.
-        read: inputs that it used in an operation.
-        changed: inputs that it replaced, removed or wrote to.
-        held: whether it kept a reference to an input.
-    """
-
-    written: dict[Key, torch.Tensor]
-    removed: frozenset[Key]
-    looked_up: set[Key]
-    read: set[Key]
-    changed: set[Key]
-    held: bool
-
-
-class _Notes(OperationObserver):
-    """Records which inputs operations read, as a context manager.
+class _Call(OperationObserver):
+    """The effects of one call of the policy, which is made in its ``with`` block.
 
     Copies and views are tracked; making one does not count as reading the input.
 
     Attributes:
         looked_up: keys that were looked up in the TensorDict, present or not.
         read: keys of inputs that an operation read.
+        written: outputs by key, on the CPU.
+        removed: inputs that it removed.
+        changed: inputs that it replaced, removed or wrote to.
+        held: whether it kept a reference to an input.
     """
+
+    written: dict[Key, torch.Tensor]
+    removed: set[Key]
+    changed: set[Key]
+    held: bool
 
     def __init__(self, inputs: Tensors) -> None:
         super().__init__()
