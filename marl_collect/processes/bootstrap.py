@@ -39,14 +39,6 @@ def _trainer_environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k not in THREAD_VARIABLES}
 
 
-def working_directory() -> str | None:
-    """Return the working directory; None if it has been deleted."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return None
-
-
 @dataclass(frozen=True)
 class WorkerSetup:
     """The trainer's environment, path and directory when it starts a worker.
@@ -65,7 +57,7 @@ class WorkerSetup:
     environment: dict[str, str] = field(default_factory=_trainer_environment)
     path: tuple[str, ...] = field(default_factory=lambda: tuple(map(str, sys.path)))
     arguments: tuple[str, ...] = field(default_factory=lambda: tuple(sys.argv))
-    directory: str | None = field(default_factory=working_directory)
+    directory: str | None = field(default_factory=pickling.working_directory)
 
     def apply(self) -> None:
         """Apply the trainer's environment, path and directory to this process."""

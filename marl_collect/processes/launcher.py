@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Final, Literal
 
-from marl_collect.processes import linux, standard_streams
-from marl_collect.processes.bootstrap import thread_environment, working_directory
+from marl_collect.processes import linux, pickling, standard_streams
+from marl_collect.processes.bootstrap import thread_environment
 from marl_collect.processes.children import (
     Child,
     ForkedChild,
@@ -182,7 +182,7 @@ def _start_interpreter(
                 stderr=standard_streams.output(2, stack),
                 pass_fds=fds,
                 # In a deleted one, an interpreter ends before it can say why.
-                cwd=None if working_directory() else "/",
+                cwd=None if pickling.working_directory() else "/",
                 env={
                     **os.environ,
                     **thread_environment(1),

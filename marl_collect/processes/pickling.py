@@ -47,7 +47,7 @@ class Pickler(cloudpickle.Pickler):
     def __init__(self, stream: io.BytesIO) -> None:
         """Write to ``stream``."""
         super().__init__(stream, protocol=5)
-        where = [*sys.path, _working_directory() if "" in sys.path else None]
+        where = [*sys.path, working_directory() if "" in sys.path else None]
         if where != _searched:
             _importable.clear()
             _searched[:] = where
@@ -67,7 +67,8 @@ class Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
-def _working_directory() -> str | None:
+def working_directory() -> str | None:
+    """Return the working directory; None if it has been deleted."""
     with contextlib.suppress(FileNotFoundError):
         return os.getcwd()
     return None
