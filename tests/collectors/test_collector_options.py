@@ -278,18 +278,6 @@ def test_full_threshold_waits_for_all() -> None:
         assert collector.stats()["frames"] == 20
 
 
-def test_frames_per_worker() -> None:
-    with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=[4, 10]) as collector:
-        batch = collector.next()
-        assert batch.shape == (2, 10)
-        assert batch["collector", "mask"].sum(1).tolist() == [4, 10]
-        assert collector.stats()["frames"] == 14
-    with MultiSyncCollector(
-        [CountingEnv] * 2, frames_per_batch=[4, 10], cat_results=0
-    ) as collector:
-        assert collector.next().shape == (14,)
-
-
 def test_a_worker_that_fails_again_before_its_first_batch_is_an_error() -> None:
     collector = MultiSyncCollector(
         [CountingEnv, lambda: CountingEnv(fault=Fault("kill", "step", 5))],

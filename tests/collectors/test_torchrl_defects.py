@@ -142,23 +142,6 @@ def test_errors_of_pickling_are_raised_before_anything_starts(
         kind(CountingEnv, policy, num_workers=1, frames_per_batch=8)
 
 
-def ids_of(collector: Any, batches: int) -> set[int]:
-    ids: set[int] = set()
-    for _ in range(batches):
-        ids |= set(collector.next()["collector", "traj_ids"].flatten().tolist())
-    return ids
-
-
-@pytest.mark.torchrl_defect("D17")
-@every_kind
-def test_a_reset_begins_trajectories_with_new_ids(kind: Any) -> None:
-    with kind([CountingEnv] * 2, frames_per_batch=30, seed=0) as collector:
-        before = ids_of(collector, 4)
-        # The batch that was being collected during reset() was never delivered.
-        collector.reset()
-        assert not before & ids_of(collector, 4)
-
-
 @pytest.mark.torchrl_defect("D17")
 @every_kind
 def test_environments_share_no_trajectory_after_a_new_seed(kind: Any) -> None:

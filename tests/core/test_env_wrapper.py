@@ -22,15 +22,11 @@ from workloads.counting import CountingEnv
 from marl_collect import (
     Collector,
     EnvWrapper,
-    MultiSyncCollector,
-    ParallelEnv,
     SerialEnv,
     check_env,
-    evaluate,
 )
 from marl_collect.core.description import allocate
 from marl_collect.envs import PettingZooWrapper
-from marl_collect.models import make_policy
 
 
 class Plain(EnvWrapper):
@@ -356,47 +352,6 @@ def test_observations_of_the_same_space_are_written_anew() -> None:
     key = ("agent_0", "observation")
     assert (doubled[key] == 2 * plain[key]).all()
     assert plain[key].any()
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("workers", [1, 3])
-def test_workers_give_the_same_data(workers: int) -> None:
-    def make_env() -> EnvWrapper:
-        return OthersRewards(Reputation(counting()))
-
-    policy = make_policy(make_env, num_cells=(8,))
-    keywords: Any = {"frames_per_batch": 60, "total_frames": 120, "seed": 3}
-    with (
-        Collector([make_env] * 3, policy, **keywords) as serial,
-        MultiSyncCollector(
-            [make_env] * 3, policy, num_workers=workers, **keywords
-        ) as several,
-    ):
-        for expected, actual in zip(serial, several, strict=True):
-            torch.testing.assert_close(actual, expected)
-
-
-@pytest.mark.processes
-def test_environments_of_other_processes_give_the_same_data() -> None:
-    def make_env() -> EnvWrapper:
-        return OthersRewards(Reputation(counting()))
-
-    expected = frames([make_env] * 2)  # type: ignore[arg-type]
-    actual = frames(lambda: ParallelEnv(2, make_env))
-    assert (actual == expected).all()
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("make_env", [counting, worlds])
-def test_episodes_are_evaluated(make_env: Callable[[], Any]) -> None:
-    plain = evaluate(None, make_env, episodes=K, seeds=1)
-    bonus = evaluate(None, lambda: Bonus(make_env()), episodes=K, seeds=1)
-    for plain_episode, bonus_episode in zip(
-        plain.episodes, bonus.episodes, strict=True
-    ):
-        assert plain_episode.length == bonus_episode.length
-        for agent in plain_episode.returns:
-            assert plain_episode.returns[agent] < bonus_episode.returns[agent]
 
 
 def test_a_wrapper_has_the_attributes_of_what_it_wraps() -> None:

@@ -1,8 +1,6 @@
 """Episodes that end with the first agent are named once, where people would see it."""
 
 import os
-import subprocess
-import sys
 import warnings
 from functools import partial
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 
 pytest.importorskip("torchrl")
 
+from support.scripts import run_python
 from support.zoo import Script, ScriptedEnv
 
 from marl_collect import Collector, check_env, record
@@ -93,15 +92,12 @@ def test_collect_says_it_on_the_command_line(tmp_path: Any) -> None:
         "def make():\n"
         "    return ScriptedEnv(Script(ends={'agent_1': (3, 'terminated')}))\n"
     )
-    command = [sys.executable, "-m", "marl_collect.cli.main", "collect", "mine:make"]
-    command += ["--frames", "60", "--policy", "random", "--out", str(tmp_path / "d")]
+    options = ("--frames", "60", "--policy", "random", "--out", "d")
     paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ["PYTHONPATH"]])
-    result = subprocess.run(
-        command,
+    result = run_python(
+        *("-m", "marl_collect.cli.main", "collect", "mine:make", *options),
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
+        check=True,
     )
-    assert result.returncode == 0, result.stderr
     assert result.stderr.count("first agent was done") == 1

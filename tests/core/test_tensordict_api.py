@@ -24,17 +24,6 @@ def test_reset_step_and_flags() -> None:
     assert env.is_closed
 
 
-def test_same_seed_gives_the_same_rollout() -> None:
-    def run(seed: int) -> TensorDictBase:
-        with CountingEnv() as env:
-            env.set_seed(seed)
-            torch.manual_seed(0)
-            return env.rollout(30, break_when_any_done=False)
-
-    assert (run(3) == run(3)).all()
-    assert not (run(3) == run(4)).all()
-
-
 def test_rollout_stops_or_continues_at_the_end_of_an_episode() -> None:
     with CountingEnv() as env:
         short = env.rollout(100)

@@ -53,58 +53,10 @@ ENVIRONMENTS: dict[str, Callable[[], Any]] = {
 }
 
 
-def frames(make_env: Callable[[], Any]) -> Any:
-    with Collector(make_env, frames_per_batch=80, total_frames=80, seed=5) as collector:
-        return collector.next()[0]
-
-
 @pytest.mark.parametrize("make_env", ENVIRONMENTS.values(), ids=ENVIRONMENTS)
 def test_stacked_environments_fulfil_the_contract(make_env: Callable[[], Any]) -> None:
     check_env(lambda: FrameStack(make_env(), 3))
     check_env(lambda: FrameStack(FrameStack(make_env(), 2), 1))
-
-
-@pytest.mark.parametrize("make_env", ENVIRONMENTS.values(), ids=ENVIRONMENTS)
-def test_a_stack_has_the_last_frames_of_its_agent(make_env: Callable[[], Any]) -> None:
-    plain, stacked = frames(make_env), frames(lambda: FrameStack(make_env(), 3))
-    checked = 0
-    for key in make_env().description.observed():
-        if key[1:2] != ("observation",):
-            continue
-        group = key[0]
-        for agent in range(plain[key].shape[1]):
-            past: list[Any] = []
-            for t in range(len(plain)):
-                group_td, after = plain[t][group], plain[t]["next", group]
-                begins = t == 0 or bool(plain[t - 1]["next", "done"])
-                if begins:
-                    past = [plain[t][key][agent]] if _acts(group_td, agent) else []
-                expected = _padded(past, plain[t][key][agent])
-                if _acts(group_td, agent) or begins:
-                    assert np.array_equal(stacked[t][key][agent], expected)
-                    checked += 1
-                was_done = bool(group_td["done"][agent])
-                is_done = bool(after["done"][agent])
-                if was_done and not is_done:
-                    past = []
-                if (_acts(after, agent) and not is_done) or (is_done and not was_done):
-                    past.append(plain[t]["next"][key][agent])
-                    expected = _padded(past, past[-1])
-                    assert np.array_equal(stacked[t]["next"][key][agent], expected)
-    assert checked > 20
-
-
-def _acts(group: Any, agent: int) -> bool:
-    if "mask" in group.keys():
-        return bool(group["mask"][agent])
-    return not bool(group["done"][agent])
-
-
-def _padded(past: list[Any], like: Any) -> Any:
-    if not past:
-        return np.zeros((3, *like.shape), np.asarray(like).dtype)
-    last = past[-3:]
-    return np.stack([*[last[0]] * (3 - len(last)), *last])
 
 
 @pytest.mark.processes

@@ -71,16 +71,6 @@ def test_particles(task: str) -> None:
     )
 
 
-def test_a_state_that_fails_after_a_fall_does_not_stop_a_rollout() -> None:
-    pytest.importorskip("Box2D")
-    env = PettingZooEnv("multiwalker_v9", return_state=True)
-    env.set_seed(1)
-    torch.manual_seed(1)
-    rollout = env.rollout(400)
-    assert bool(rollout["next", "terminated"][-1])
-    assert len(rollout) < 400  # a walker fell
-
-
 @pytest.mark.roms
 def test_atari() -> None:
     check_env(lambda: PettingZooEnv("pong_v3", max_cycles=20), steps=25, episodes=1)
