@@ -13,7 +13,7 @@ from marl_collect.collectors.trainer_policy import chosen_policy
 from marl_collect.collectors.workers import Workers
 from marl_collect.core.factories import Factory, spread
 from marl_collect.distributed.pool import STARTS, Actor, RayPool
-from marl_collect.distributed.ray_options import RayArguments, RayOptions
+from marl_collect.distributed.ray_options import RayOptions
 from marl_collect.distributed.vectors import RayVector
 from marl_collect.errors import WorkerError
 from marl_collect.options import method
@@ -34,20 +34,20 @@ class RayCollector(CollectorBase):
     The collector uses the Ray that this process is connected to. Without one, it
     connects to ``RAY_ADDRESS`` or starts a local Ray, which ends with the collector.
 
-    The arguments are the fields of ``RayArguments``.
+    The arguments are the fields of ``RayOptions``.
 
     Raises:
         ImportError: if Ray is not installed.
         WorkerError: if an actor is lost and cannot be replaced.
     """
 
-    @method(RayArguments)
-    def __init__(self, options: RayArguments) -> None:
+    @method(RayOptions)
+    def __init__(self, options: RayOptions) -> None:
         """Start the actors and wait until all of them are ready."""
         import_guard.refuse_during_import("a RayCollector")
         policy = chosen_policy(options.policy, options)
         team = options.num_workers_per_collector
-        factories = deal(options.create_env_fn, options.num_collectors, options)
+        factories = deal(options)
         options.check_configs(len(factories) // team)
         if not isinstance(options.frames_per_batch, int):
             options.frames_of([1] * (len(factories) // team))  # Does the list fit?
@@ -114,22 +114,14 @@ class RayWorkers(Workers):
         }
 
 
-def deal(
-    create_env_fn: Factory | Sequence[Factory],
-    actors: int | None,
-    options: RayOptions,
-) -> list[list[Factory]]:
+def deal(options: RayOptions) -> list[list[Factory]]:
     """Return the factories of each worker's environments.
-
-    Args:
-        create_env_fn: one factory, or a list with one per actor or per worker.
-        actors: their number; None for what the list implies.
-        options: of the collector.
 
     Raises:
         TypeError: if an argument is not a factory.
         ValueError: if the length of a list does not fit.
     """
+    create_env_fn, actors = options.create_env_fn, options.num_collectors
     team = options.num_workers_per_collector
     if isinstance(create_env_fn, Sequence):
         if actors is None:

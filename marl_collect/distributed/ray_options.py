@@ -1,7 +1,7 @@
 """Options of ``RayCollector``, checked before anything starts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from marl_collect.collectors.options import CollectorOptions
@@ -16,7 +16,7 @@ _ALIKE = {None, "Collector", "MultiSyncCollector"}
 
 @dataclass(frozen=True, kw_only=True)
 class RayOptions(CollectorOptions):
-    """Options of a ``RayCollector`` in addition to those of every collector."""
+    """The arguments of ``RayCollector``."""
 
     workers_elsewhere: ClassVar[bool] = True
 
@@ -33,6 +33,17 @@ class RayOptions(CollectorOptions):
         )
     }
 
+    create_env_fn: Annotated[
+        Factory | Sequence[Factory],
+        Option(
+            "a factory for all actors, or a list with one for each actor, for each "
+            "worker, or for each environment",
+            checked=False,
+        ),
+    ] = field(kw_only=False)
+    policy: Annotated[Any, Option("as for other collectors")] = field(
+        default=None, kw_only=False
+    )
     num_collectors: Annotated[
         int | None,
         Option(
@@ -112,18 +123,3 @@ class RayOptions(CollectorOptions):
         environments = [sum(sizes[start : start + team]) for start in starts]
         frames = self.frames_of(environments, together=self.sync)
         return [number for number in frames for _ in range(team)]
-
-
-@dataclass(frozen=True)
-class RayArguments(RayOptions):
-    """The arguments of ``RayCollector``."""
-
-    create_env_fn: Annotated[
-        Factory | Sequence[Factory],
-        Option(
-            "a factory for all actors, or a list with one for each actor, for each "
-            "worker, or for each environment",
-            checked=False,
-        ),
-    ]
-    policy: Annotated[Any, Option("as for other collectors")] = None

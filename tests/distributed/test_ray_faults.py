@@ -313,7 +313,8 @@ def test_a_pause_of_the_trainer_is_no_silence_of_an_actor(
     ray = Unanswered()
     monkeypatch.setattr(time, "monotonic", lambda: ray.now)
     waiting: Any = object.__new__(pool.RayPool)  # It starts nothing.
-    waiting._options, waiting._ray = RayOptions(frames_per_batch=1, timeout=8), ray
+    options = RayOptions(lambda: None, frames_per_batch=1, timeout=8)
+    waiting._options, waiting._ray = options, ray
     killed: list[Any] = []
     monkeypatch.setattr(waiting, "_kill", killed.append)
     reference: Any = object()

@@ -102,18 +102,22 @@ def test_an_environment_instead_of_a_factory_is_refused() -> None:
         RayCollector(masked(), frames_per_batch=10)  # type: ignore[arg-type]
 
 
-def options_of(**options: Any) -> RayOptions:
-    return RayOptions(**{"frames_per_batch": 100, **options})
+def options_of(create_env_fn: Any = masked, **options: Any) -> RayOptions:
+    return RayOptions(create_env_fn, **{"frames_per_batch": 100, **options})
+
+
+def dealt(create_env_fn: Any, actors: int | None, **options: Any) -> Any:
+    return deal(options_of(create_env_fn, num_collectors=actors, **options))
 
 
 def test_factories_are_assigned_to_actors_and_their_workers() -> None:
     a, b, c, d = (lambda: 0), (lambda: 1), (lambda: 2), (lambda: 3)
-    assert deal([a, b], None, options_of()) == [[a], [b]]
-    two_workers = options_of(num_workers_per_collector=2)
-    assert deal([a, b, c, d], None, two_workers) == [[a], [b], [c], [d]]
-    assert deal([a, b], 2, two_workers) == [[a], [a], [b], [b]]
-    assert deal(a, 3, options_of(envs_per_worker=2)) == [[a, a]] * 3
-    assert deal(a, None, two_workers) == [[a], [a]]
+    assert dealt([a, b], None) == [[a], [b]]
+    two: Any = {"num_workers_per_collector": 2}
+    assert dealt([a, b, c, d], None, **two) == [[a], [b], [c], [d]]
+    assert dealt([a, b], 2, **two) == [[a], [a], [b], [b]]
+    assert dealt(a, 3, envs_per_worker=2) == [[a, a]] * 3
+    assert dealt(a, None, **two) == [[a], [a]]
 
 
 def test_the_number_of_frames_equals_that_of_one_collector() -> None:
