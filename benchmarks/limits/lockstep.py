@@ -14,7 +14,7 @@ from limits.drawing import draw_actions
 from limits.loops import N_ACTIONS, OurLoop
 from limits.posting import Posting, Step
 from marl_collect.parallel_env.cpus import affinity, pin
-from marl_collect.parallel_env.options import ParallelOptions
+from marl_collect.parallel_env.options import spin_seconds
 
 _PART = 50
 """Joint steps between two looks at the clock."""
@@ -43,7 +43,7 @@ def build(system: System) -> Measure:
 
         return step
 
-    posting = Posting(workers, stepper, spin=ParallelOptions().spin(workers))
+    posting = Posting(workers, stepper, spin=spin_seconds(workers))
 
     def part() -> tuple[int, int, bool]:
         for _ in range(_PART):

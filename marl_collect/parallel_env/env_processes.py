@@ -12,7 +12,7 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory, check_alike
 from marl_collect.errors import ClosedError, WorkerError, warn
 from marl_collect.parallel_env import worker
-from marl_collect.parallel_env.options import ParallelOptions
+from marl_collect.parallel_env.options import ParallelOptions, spin_seconds
 from marl_collect.parallel_env.signals import Signals
 from marl_collect.processes import cleanup
 from marl_collect.processes.closing import CLOSE_SECONDS, ERROR_CLOSE_SECONDS
@@ -61,7 +61,7 @@ class EnvProcesses:
     def __init__(self, factories: Sequence[Factory], options: ParallelOptions) -> None:
         """Start the processes and wait until they are ready for the first reset."""
         size = len(factories)
-        processes = options.processes(size)
+        processes = options.processes
         self.rows = spread_rows(size, processes, options.groups)
         self._segments: list[Segment] = []
         self._calls = 0
@@ -78,7 +78,7 @@ class EnvProcesses:
         )
         with self._ending_on(BaseException):
             self.description = self._descriptions()
-            self._share(size, options.spin(processes))
+            self._share(size, spin_seconds(processes))
 
     @property
     def pids(self) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Every option of ParallelEnv, checked before anything starts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from marl_collect.core.factories import Factory
@@ -53,11 +53,33 @@ Values that match our behaviour are accepted.
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelOptions(ProcessOptions):
-    """How environments are spread over processes, and how long to wait for them."""
+    """The arguments of ``ParallelEnv``."""
 
     rejected_keywords: ClassVar[Mapping[str, RejectedKeyword]] = TORCHRL
     torchrl_keywords: ClassVar[Mapping[str, str]] = {"mp_start_method": "start_method"}
 
+    num_workers: Annotated[
+        int,
+        Option(
+            "N, the number of **environments** (TorchRL: also of processes)", at_least=1
+        ),
+    ] = field(kw_only=False)
+    create_env_fn: Annotated[
+        Factory | Sequence[Factory],
+        Option(
+            "one factory for all, or a list with one per environment", checked=False
+        ),
+    ] = field(kw_only=False)
+    create_env_kwargs: Annotated[
+        Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+        Option("passed to every factory, or a list with one per environment"),
+    ] = None
+    serial_for_single: Annotated[
+        bool,
+        Option(
+            "with one environment, build a `SerialEnv`, which steps it in this process"
+        ),
+    ] = False
     num_processes: Annotated[
         int | None,
         Option(
@@ -85,31 +107,22 @@ class ParallelOptions(ProcessOptions):
         ),
     ] = True
 
-    def processes(self, environments: int) -> int:
-        """Return the number of processes for ``environments`` environments."""
+    @property
+    def processes(self) -> int:
+        """The number of processes."""
         if self.num_processes is not None:
             return self.num_processes
         if self.envs_per_process is not None:
-            return -(-environments // self.envs_per_process)
-        return min(environments, effective_cpus())
+            return -(-self.num_workers // self.envs_per_process)
+        return min(self.num_workers, effective_cpus())
 
-    def spin(self, processes: int) -> float:
-        """Return the seconds to spin before sleeping, in processes and trainer.
-
-        Spinning also pays with more processes than processors, because it yields to
-        processes that have work to do. It does not pay if a control group limits
-        processor time: spinning would use up the quota.
-        """
-        enough = processes < effective_cpus() or not is_rationed()
-        return _SPIN_SECONDS if enough else 0.0
-
-    def check(self, environments: int) -> None:
+    def check(self) -> None:
         """Check that sizes fit the number of environments.
 
         Raises:
             ValueError: naming the options that do not fit.
         """
-        n, per, processes = environments, self.envs_per_process, self.num_processes
+        n, per, processes = self.num_workers, self.envs_per_process, self.num_processes
         if processes is not None and processes > n:
             raise ValueError(
                 f"num_processes={processes} is more than the {n} environments: use at "
@@ -128,30 +141,12 @@ class ParallelOptions(ProcessOptions):
             )
 
 
-@dataclass(frozen=True)
-class ParallelArguments(ParallelOptions):
-    """The arguments of ``ParallelEnv``."""
+def spin_seconds(processes: int) -> float:
+    """Return the seconds to spin before sleeping, in processes and trainer.
 
-    num_workers: Annotated[
-        int,
-        Option(
-            "N, the number of **environments** (TorchRL: also of processes)", at_least=1
-        ),
-    ]
-    create_env_fn: Annotated[
-        Factory | Sequence[Factory],
-        Option(
-            "one factory for all, or a list with one per environment", checked=False
-        ),
-    ]
-    _: KW_ONLY
-    create_env_kwargs: Annotated[
-        Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
-        Option("passed to every factory, or a list with one per environment"),
-    ] = None
-    serial_for_single: Annotated[
-        bool,
-        Option(
-            "with one environment, build a `SerialEnv`, which steps it in this process"
-        ),
-    ] = False
+    Spinning also pays with more processes than processors, because it yields to
+    processes that have work to do. It does not pay if a control group limits processor
+    time: spinning would use up the quota.
+    """
+    enough = processes < effective_cpus() or not is_rationed()
+    return _SPIN_SECONDS if enough else 0.0

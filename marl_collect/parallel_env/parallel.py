@@ -7,7 +7,7 @@ from marl_collect.options import method
 from marl_collect.parallel_env.batch import ParallelBatch
 from marl_collect.parallel_env.env_processes import EnvProcesses
 from marl_collect.parallel_env.joint import JointEnvs, factories_of
-from marl_collect.parallel_env.options import ParallelArguments
+from marl_collect.parallel_env.options import ParallelOptions
 from marl_collect.parallel_env.serial import SerialEnv
 from marl_collect.processes.closing import CLOSE_SECONDS, ERROR_CLOSE_SECONDS
 
@@ -22,8 +22,8 @@ class ParallelEnv(JointEnvs):
     # of a decorated __new__.
     if not TYPE_CHECKING:
 
-        @method(ParallelArguments)
-        def __new__(cls, options: ParallelArguments) -> Any:
+        @method(ParallelOptions)
+        def __new__(cls, options: ParallelOptions) -> Any:
             """Return a ``SerialEnv`` if ``serial_for_single`` asks for it."""
             if options.serial_for_single and options.num_workers == 1:
                 env = SerialEnv(
@@ -35,11 +35,11 @@ class ParallelEnv(JointEnvs):
                 return env
             return super().__new__(cls)
 
-    @method(ParallelArguments)
-    def __init__(self, options: ParallelArguments) -> None:
+    @method(ParallelOptions)
+    def __init__(self, options: ParallelOptions) -> None:
         """Start the processes and wait until the environments are built.
 
-        The arguments are the fields of ``ParallelArguments``.
+        The arguments are the fields of ``ParallelOptions``.
 
         Raises:
             TypeError: an argument has the wrong type, or cannot be pickled.
@@ -49,7 +49,7 @@ class ParallelEnv(JointEnvs):
         factories = factories_of(
             options.num_workers, options.create_env_fn, options.create_env_kwargs
         )
-        options.check(len(factories))
+        options.check()
         _set_threads(options.num_threads)
         processes = EnvProcesses(factories, options)
         self._engine = ParallelBatch(processes, range(options.groups))

@@ -102,21 +102,21 @@ class TestFactories:
 
 def test_the_number_of_processes_follows_from_the_arguments() -> None:
     cpus = effective_cpus()
-    assert ParallelOptions().processes(64) == min(64, cpus)
-    assert ParallelOptions().processes(1) == 1
-    assert ParallelOptions(envs_per_process=3).processes(7) == 3
-    assert ParallelOptions(num_processes=5).processes(7) == 5
+    assert ParallelOptions(64, CountingEnv).processes == min(64, cpus)
+    assert ParallelOptions(1, CountingEnv).processes == 1
+    assert ParallelOptions(7, CountingEnv, envs_per_process=3).processes == 3
+    assert ParallelOptions(7, CountingEnv, num_processes=5).processes == 5
 
 
 @pytest.mark.parametrize("rationed", [False, True])
 def test_no_process_spins_if_processor_time_is_limited(
     monkeypatch: pytest.MonkeyPatch, rationed: bool
 ) -> None:
-    options = ParallelOptions()
     monkeypatch.setattr(module, "effective_cpus", lambda: 4)
     monkeypatch.setattr(module, "is_rationed", lambda: rationed)
-    assert options.spin(3) > 0.0
-    assert (options.spin(4) > 0.0) == (options.spin(64) > 0.0) == (not rationed)
+    spin = module.spin_seconds
+    assert spin(3) > 0.0
+    assert (spin(4) > 0.0) == (spin(64) > 0.0) == (not rationed)
 
 
 def test_threads_of_this_process_are_set_on_request_only() -> None:
