@@ -41,18 +41,6 @@ def test_a_file_of_the_name_of_an_unknown_task_is_mentioned(
     assert "race.py" not in run("info", "rac")[1]
 
 
-def test_an_unknown_task_is_refused_with_similar_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
-    monkeypatch.chdir(tmp_path)
-    code, text = run("collect", "multiwalkr_v9")
-    assert code == 2
-    assert "There is no task 'multiwalkr_v9'." in text
-    assert "Did you mean sisl/multiwalker_v9?" in text
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_task_that_is_not_installed_is_refused_with_its_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

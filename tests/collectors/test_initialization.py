@@ -73,23 +73,11 @@ def test_a_policy_that_cannot_be_copied_is_refused_before_anything_starts(
 
 @pytest.mark.parametrize(("name", "way"), sensible(CELLS))
 def test_in_one_process(name: str, way: str) -> None:
-    check_single([hunters] * 2, [name], way)
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize(("names", "way"), sensible(TOGETHER))
-def test_for_environments_in_processes(
-    names: Sequence[str], groups: int, way: str
-) -> None:
-    check_single(partial(ParallelEnv, 2, hunters, groups=groups), names, way)
-
-
-def check_single(create_env_fn: Any, names: Sequence[str], way: str) -> None:
-    chosen = arguments(names, way, workers=1)
+    chosen = arguments([name], way, workers=1)
     passed = chosen.get("policy")
-    expected = expected_policy(names, passed)
-    with Collector(create_env_fn, frames_per_batch=8, seed=SEED, **chosen) as collector:
-        check_acts_with(expected, names, collector.next())
+    expected = expected_policy([name], passed)
+    with Collector([hunters] * 2, frames_per_batch=8, seed=SEED, **chosen) as collector:
+        check_acts_with(expected, [name], collector.next())
         check_module(collector.policy, passed, expected)
 
 

@@ -8,7 +8,7 @@ import torch
 from support.scripts import run_mounted
 from tensordict import TensorDictBase
 from tests_policies import level_policy
-from workloads.counting import CountingEnv, CountingError, Fault
+from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector
 from marl_collect.errors import PolicyError
@@ -55,17 +55,6 @@ def test_writing_into_a_batch_changes_no_later_frame() -> None:
         assert (batch == copy).all()
         for leaf in batch.values(True, True):
             leaf.fill_(1)
-
-
-def test_an_environments_error_is_raised_unchanged_and_closes_the_collector() -> None:
-    def make() -> CountingEnv:
-        return CountingEnv(fault=Fault("raise", "step", at=3))
-
-    broken = Collector([make], frames_per_batch=10)
-    with pytest.raises(CountingError):
-        broken.next()
-    with pytest.raises(CountingError):
-        broken.next()
 
 
 def test_total_frames_are_collected_and_counted() -> None:

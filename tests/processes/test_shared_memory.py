@@ -53,13 +53,6 @@ def test_too_little_memory_is_an_error_at_once() -> None:
         Segment.create(1 << 50, "The moon", "Hold less.")
 
 
-def test_nothing_is_left_open() -> None:
-    before = open_paths()
-    for _ in range(20):
-        Segment.create(100, "a test")
-    assert open_paths() == before
-
-
 def test_a_segment_takes_one_file_descriptor() -> None:
     before = open_paths()
     segments = [Segment.create(100, "a test") for _ in range(5)]
