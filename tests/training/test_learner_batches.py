@@ -91,6 +91,9 @@ def test_ppo_learns_from_padding_nothing(
     actual = weights_after(other, *(padded(b, k, row) for k, b in enumerate(learnt, 4)))
     for one, two in zip(expected, actual, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=2e-5)
+    # With which the critic reads the next batch, and which weights hardly show.
+    torch.testing.assert_close(other._states, learner._states, rtol=1e-4, atol=1e-4)
+    assert len(other._states) == (3 if recurrent else 0)
     assert other.frames == learner.frames == 240
 
 
