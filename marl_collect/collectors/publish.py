@@ -294,7 +294,7 @@ class WorkerWeights(Publisher):
             return
         for other in layouts:
             _check_same_order(layout, other)
-        self.policy.use_layout(layout)
+        self.policy.layout = layout
         if of_trainer:
             self._share(layout)
             return

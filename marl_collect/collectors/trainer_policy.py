@@ -146,10 +146,6 @@ class TrainerPolicy:
         """Return the changes of the module's state since the start."""
         return None if self._watch is None else self._watch.changes()
 
-    def use_layout(self, layout: WeightLayout) -> None:
-        """Publish in this layout from now on; it is that of the workers' policy."""
-        self.layout = layout
-
     def published(self) -> None:
         """Note that the current weights were published."""
         self._published = self._marks()

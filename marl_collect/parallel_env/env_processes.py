@@ -1,6 +1,5 @@
 """Starts the processes of ParallelEnv, waits for them, and ends them."""
 
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -92,9 +91,7 @@ class EnvProcesses:
 
     def check_open(self) -> None:
         """Raise an error if the processes cannot be used; see ``WorkerPool``."""
-        if self._pool.closed and not cleanup.ends_with_the_process(
-            threading.current_thread()
-        ):
+        if self._pool.closed and not cleanup.ends_with_the_process():
             raise ClosedError(
                 "This ParallelEnv is closed: an error or close() has ended its "
                 "processes. Build a new one."

@@ -35,9 +35,9 @@ def close_all() -> None:
             stack.callback(owner.close, timeout=_EXIT_SECONDS)
 
 
-def ends_with_the_process(thread: threading.Thread) -> bool:
-    """Whether the process is exiting and ``thread`` is a daemon."""
-    return _exiting and thread.daemon
+def ends_with_the_process() -> bool:
+    """Whether the process is exiting and this thread is a daemon."""
+    return _exiting and threading.current_thread().daemon
 
 
 atexit.register(close_all)

@@ -130,7 +130,7 @@ class WorkerPool:
             try:
                 self._handles = self._start(jobs, self.status_board)
             except Exception:
-                if cleanup.ends_with_the_process(threading.current_thread()):
+                if cleanup.ends_with_the_process():
                     raise SystemExit from None  # The servers were ended before.
                 raise
             self._release = undo.pop_all()
@@ -142,7 +142,7 @@ class WorkerPool:
         )
         self._closed = False
         cleanup.register(self)
-        if cleanup.ends_with_the_process(threading.current_thread()):
+        if cleanup.ends_with_the_process():
             self.close(0.0)  # Others were closed before this one was registered.
             raise SystemExit
 
@@ -417,7 +417,7 @@ class WorkerPool:
                 "collector or ParallelEnv in the process that uses it"
             )
         if self._closed:
-            if cleanup.ends_with_the_process(threading.current_thread()):
+            if cleanup.ends_with_the_process():
                 raise SystemExit
             raise ClosedError("the pool of workers is closed")
 
