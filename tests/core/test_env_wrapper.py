@@ -207,18 +207,6 @@ def test_wrapped_worlds_fulfil_the_contract(wrapper: Callable[[Any], Any]) -> No
     check_env(lambda: wrapper(worlds(action_mask=True)))
 
 
-def test_worlds_with_other_actions() -> None:
-    keywords: Any = {"frames_per_batch": 30 * K, "total_frames": 30 * K, "seed": 5}
-    singles = [lambda: FewActions(counting())] * K
-    with (
-        Collector(singles, **keywords) as expected,
-        Collector(lambda: FewActions(worlds()), **keywords) as actual,
-    ):
-        expected_batch, actual_batch = expected.next(), actual.next()
-    assert (expected_batch == actual_batch).all()
-    assert set(actual_batch["hunter", "action"].unique().tolist()) == {0, 1}
-
-
 def test_worlds_that_begin_by_themselves_are_wrapped() -> None:
     def make_env() -> EnvWrapper:
         return OthersRewards(worlds(resets_itself=True))
@@ -338,8 +326,9 @@ def test_an_agent_that_returns_has_a_row_again() -> None:
     assert (gained[~acts & ~returned] == 0).all()
 
 
-def test_actions_are_translated() -> None:
-    batch = frames(lambda: FewActions(counting(deaths=False)))
+@pytest.mark.parametrize("make_env", [counting, worlds])
+def test_actions_are_translated(make_env: Callable[..., Any]) -> None:
+    batch = frames(lambda: FewActions(make_env(deaths=False)))
     action = batch["hunter", "action"]
     assert set(action.unique().tolist()) == {0, 1}
     # A hunter observes the action that its environment got.
