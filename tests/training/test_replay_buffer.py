@@ -98,7 +98,7 @@ def test_a_batch_larger_than_the_buffer_leaves_its_newest_frames() -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("batches", [1, 4])
+@pytest.mark.parametrize("batches", [0, 1, 4])
 def test_a_restored_buffer_draws_and_grows_as_the_saved_one(
     whole: bool, batches: int
 ) -> None:
@@ -108,6 +108,7 @@ def test_a_restored_buffer_draws_and_grows_as_the_saved_one(
     )
     for _ in range(batches):
         first.extend(*stream.batch())
+    second.extend(*Stream(6).batch())  # Of which nothing is left.
     second.load_state_dict(first.state_dict())
     for _ in range(3):
         batch = stream.batch()
