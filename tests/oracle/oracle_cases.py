@@ -549,13 +549,19 @@ class _Run:
         self.workers[index].restart()
 
     def do_resume(self) -> None:
-        """Continue in another collector, through the file of a checkpoint."""
+        """Continue in another collector, through the file of a checkpoint.
+
+        It has collected before, and of that nothing may be left.
+        """
         file = io.BytesIO()
         torch.save(self.collector.state_dict(), file)
         file.seek(0)
         state = torch.load(file)
         self.collector.shutdown()
         self.collector = self.start(self.case.seed + 1)
+        if not self.case.options.get("replay_buffer"):
+            self.collector.next()
+        self.collector.reset()
         self.collector.load_state_dict(state)
         # A prefetched batch is collected again, with the newest weights.
         self.ahead = [None] * len(self.workers)

@@ -187,12 +187,16 @@ def test_trajectories_of_all_ranks(collector: str, ranks: int) -> None:
 def resumed(
     world: World, policy: str, collector: str = "Collector", **options: Any
 ) -> Any:
-    """Return a case that is resumed twice, one whose id is its code."""
+    """Return a case that is resumed twice, one whose id is its code.
+
+    Before that it is reset, unless that would drop a batch and its numbers of episodes.
+    """
     workers = 1 if collector == "Collector" else 2
+    first = () if options.get("prefetch") else (("reset",),)
     case = Case(
         *(world, policy, "policy", collector, workers, 4 // workers),
         frames=7,
-        events=((), (("resume",),), (("resume",),)),
+        events=(first, (("resume",),), (("resume",),)),
         options=options,
     )
     shown = "-".join([policy, collector, *map(str, options)])
@@ -213,6 +217,8 @@ def resumed(
         resumed(WORLDS[2], "random", "sync", max_frames_per_traj=5),
         resumed(WORLDS[2], "assigned_states", "sync"),
         resumed(WORLDS[2], "remembers_undeclared", "sync", prefetch=True),
+        # Every second batch begins with the first frames of episodes.
+        resumed(World(length=14, fixed=True), "recurrent", "sync", prefetch=True),
         resumed(WORLDS[0], "level", "sync", reset_at_each_iter=True),
         resumed(WORLDS[0], "recurrent", "sync", compact_obs=True),
         resumed(WORLDS[0], "level", "sync", cat_results=-1),
