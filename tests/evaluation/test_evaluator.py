@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, record
 from marl_collect.core.env_wrapper import EnvWrapper
-from marl_collect.core.factories import build
 from marl_collect.errors import ClosedError
 from marl_collect.evaluation.evaluator import Evaluator, evaluate
 from marl_collect.models import make_policy
@@ -40,15 +39,6 @@ def test_exactly_the_wanted_episodes_are_played() -> None:
     assert evaluation.mean_agent_return == pytest.approx(sum(team) / 10 / 5)
 
 
-def test_a_root_seed_gives_the_episodes_of_a_collector_s_first_environment() -> None:
-    with Collector(CountingEnv, policy, frames_per_batch=200, seed=0) as collector:
-        done = collector.next()["next", "done"][0, :, 0]
-    ends = done.nonzero().flatten()
-    lengths = ends.diff(prepend=torch.tensor([-1])).tolist()
-    count = len(lengths)
-    assert evaluate(policy, CountingEnv, episodes=count, seeds=0).lengths == lengths
-
-
 def test_a_continued_evaluation_goes_on_with_numbers_and_seeds() -> None:
     with Evaluator(policy, [CountingEnv] * 2, seeds=3) as evaluator:
         whole = evaluator.evaluate(9)
@@ -60,12 +50,6 @@ def test_a_continued_evaluation_goes_on_with_numbers_and_seeds() -> None:
     ]
     assert [e for part in parts for e in part.episodes] == list(whole.episodes)
     assert len(set(whole.team_returns)) > 4
-
-
-def test_the_result_does_not_depend_on_the_number_of_workers() -> None:
-    one_worker = evaluate(policy, [CountingEnv] * 4, episodes=9, num_workers=1)
-    two_workers = evaluate(policy, [CountingEnv] * 4, episodes=9, num_workers=2)
-    assert one_worker == two_workers
 
 
 class LoggedResets(EnvWrapper):
@@ -132,22 +116,33 @@ HUNTERS = partial(CountingEnv, n_prey=0)
 PICTURES = partial(CountingEnv, n_prey=0, image=(32, 32, 3))
 
 
+def three(seed: int, agents: tuple[str, ...]) -> dict[str, str]:
+    return {agent: "abr"[(seed + i) % 3] for i, agent in enumerate(agents)}
+
+
 @pytest.mark.parametrize(
-    ("factory", "network"),
+    ("factory", "network", "names"),
     [
-        (CountingEnv, None),  # Random actions.
-        (partial(CountingEnv, action_mask=False), None),
-        (CountingEnv, {}),  # Of two groups, one with continuous actions.
-        (HUNTERS, {"recurrent": "gru", "hidden_size": 8}),
-        (PICTURES, {"agent_ids": True}),
+        (CountingEnv, None, ""),  # Random actions.
+        (partial(CountingEnv, action_mask=False), None, ""),
+        (CountingEnv, {}, ""),  # Of two groups, one with continuous actions.
+        (HUNTERS, {"recurrent": "gru", "hidden_size": 8}, ""),
+        (PICTURES, {"agent_ids": True}, ""),
+        (HUNTERS, {}, "ab"),
     ],
 )
 def test_sampled_episodes_do_not_depend_on_the_number_of_workers(
-    factory: Any, network: dict[str, Any] | None
+    factory: Any, network: dict[str, Any] | None, names: str
 ) -> None:
     """The noise of an episode begins with it, also in the middle of a slot."""
     torch.manual_seed(0)
-    module = None if network is None else make_policy(factory(), **network)
+    module: Any = None
+    options: dict[str, Any] = {}
+    if names:
+        policies = {name: make_policy(factory(), **(network or {})) for name in names}
+        options = {"policies": policies | {"r": None}, "assign": three}
+    elif network is not None:
+        module = make_policy(factory(), **network)
     one_worker, two_workers, three_workers = (
         evaluate(
             module,
@@ -157,6 +152,7 @@ def test_sampled_episodes_do_not_depend_on_the_number_of_workers(
             deterministic=False,
             num_workers=workers,
             envs_per_worker=2,
+            **options,
         )
         for workers in (1, 2, 3)
     )
@@ -164,71 +160,13 @@ def test_sampled_episodes_do_not_depend_on_the_number_of_workers(
     assert len(set(one_worker.team_returns)) > 1
 
 
-def test_sampled_episodes_of_several_policies_do_not_depend_on_the_workers() -> None:
-    torch.manual_seed(0)
-    policies = {"a": make_policy(HUNTERS()), "b": make_policy(HUNTERS()), "r": None}
-
-    def assign(seed: int, agents: tuple[str, ...]) -> dict[str, str]:
-        return {agent: "abr"[(seed + i) % 3] for i, agent in enumerate(agents)}
-
-    one_worker, two_workers = (
-        evaluate(
-            None,
-            HUNTERS,
-            policies=policies,
-            assign=assign,
-            episodes=7,
-            deterministic=False,
-            num_workers=workers,
-            envs_per_worker=2,
-        )
-        for workers in (1, 3)
-    )
-    assert one_worker == two_workers
-
-
-def by_hand(seed: int, factory: Any = CountingEnv) -> tuple[int, float]:
-    """Length and team return of the episode of ``seed``."""
-    engine = build([factory])
-    memory = engine.allocate()
-    frame = TensorDict(batch_size=(1,))
-    for group in ("hunter", "prey"):
-        for key in ("observation", "action"):
-            frame[group, key] = torch.from_numpy(memory[group, key])
-    engine.bind(memory)
-    engine.reset([0], [seed])
-    length, total = 0, 0.0
-    while not memory["done",].all():
-        actions = policy(frame.clone())
-        for group in ("hunter", "prey"):
-            memory[group, "action"][...] = actions[group, "action"].numpy()
-        engine.step()
-        length += 1
-        total += sum(float(memory[g, "reward"].sum()) for g in ("hunter", "prey"))
-    engine.close()
-    return length, total
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"num_workers": 1},
-        {"num_workers": 3},
-        {"num_workers": 2, "max_worker_rss": 1},  # Replaced after every batch.
-    ],
-)
-def test_each_episode_has_the_seed_that_was_given_for_it(options: Any) -> None:
+def test_workers_that_are_replaced_play_the_episodes_of_the_given_seeds() -> None:
     long = partial(CountingEnv, min_length=60, max_length=90)
-    seeds = [5, 11, 2**31 - 2, 0, 5]
-    evaluation = evaluate(policy, long, episodes=5, seeds=seeds, **options)
-    expected = [by_hand(seed, long) for seed in seeds]
-    assert evaluation.lengths == [length for length, _ in expected]
-    assert evaluation.team_returns == pytest.approx([total for _, total in expected])
-
-
-def test_some_environments_are_unused_if_there_are_fewer_seeds() -> None:
-    evaluation = evaluate(policy, [CountingEnv] * 3, episodes=2, seeds=range(2))
-    assert evaluation.lengths == [by_hand(seed)[0] for seed in (0, 1)]
+    options: Any = {"episodes": 5, "seeds": [5, 11, 2**31 - 2, 0, 5]}
+    expected = evaluate(policy, long, **options)
+    replaced = evaluate(policy, long, **options, num_workers=2, max_worker_rss=1)
+    assert replaced == expected
+    assert len(set(expected.team_returns)) == 4
 
 
 @pytest.mark.parametrize(
@@ -256,11 +194,6 @@ def test_invalid_seeds_are_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         evaluate(None, CountingEnv, episodes=3, **options)
-
-
-def test_long_episodes_can_be_cut() -> None:
-    evaluation = evaluate(None, CountingEnv, episodes=4, max_frames_per_traj=3)
-    assert max(evaluation.lengths) <= 3
 
 
 def test_the_old_name_of_the_limit_is_accepted_with_a_warning() -> None:

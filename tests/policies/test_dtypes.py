@@ -17,12 +17,10 @@ from marl_collect.core.description import EnvDescription, GroupDescription, Row
 from marl_collect.core.env import MultiAgentEnv
 
 ACTION, HUNTERS, EXTRA = ("prey", "action"), ("hunter", "action"), ("prey", "extra")
-KINDS: dict[str, Any] = {
-    "Collector": Collector,
-    "MultiSyncCollector": lambda *args, **options: MultiSyncCollector(
-        *args, num_workers=2, **options
-    ),
-}
+
+
+def two_workers(*args: Any, **options: Any) -> MultiSyncCollector:
+    return MultiSyncCollector(*args, num_workers=2, **options)
 
 
 class Computes(nn.Module):
@@ -159,8 +157,7 @@ def test_workers_write_outputs_of_every_dtype_and_layout(kind: Any) -> None:
         return action, hunters(x), *(extra(x) for extra in extras)
 
     expected, _ = collected(Collector, CountingEnv, Called(act), "prey", keys)
-    workers = KINDS["MultiSyncCollector"]
-    actual, how = collected(workers, CountingEnv, kind(act), "prey", keys)
+    actual, how = collected(two_workers, CountingEnv, kind(act), "prey", keys)
     assert how.startswith("Fused") == (kind is Computes), how
     for key in keys:
         torch.testing.assert_close(actual[key], expected[key], equal_nan=True)
@@ -199,9 +196,9 @@ BUFFERS: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor, Tensor], Tensor
     "coo": (EYE.to_sparse, lambda m, x: torch.stack([m @ row for row in x])),
     "not coalesced": (
         lambda: torch.sparse_coo_tensor(
-            torch.tensor([[0, 0, 1], [0, 0, 2]]), torch.tensor([1.0, 2.0, 3.0])
+            torch.tensor([[0, 0, 1], [0, 0, 2]]), torch.tensor([1.0, 2.0, 3.0]), (3, 3)
         ),
-        lambda m, x: torch.stack([m @ row for row in x])[:, [0, 1, 1]],
+        lambda m, x: torch.stack([m @ row for row in x]),
     ),
     "csr": (EYE.to_sparse_csr, lambda m, x: torch.stack([m @ row for row in x])),
     "csc": (EYE.to_sparse_csc, lambda m, x: torch.stack([m @ row for row in x])),
@@ -233,18 +230,14 @@ BUFFERS |= {
 }
 
 
-@pytest.mark.processes
-@pytest.mark.filterwarnings("ignore:Sparse", "ignore:torch.quantize_per_tensor")
-@pytest.mark.parametrize(
-    ("name", "collector"),
-    [
-        *((name, "Collector") for name in BUFFERS),
-        # Workers get all plain tensors as bytes, so a few dtypes stand for all.
-        *((name, "MultiSyncCollector") for name in list(BUFFERS)[: -len(DTYPES)]),
-        *((name, "MultiSyncCollector") for name in ("bool", "uint16", "complex64")),
-    ],
+sparse_or_quantized = pytest.mark.filterwarnings(
+    "ignore:Sparse", "ignore:torch.quantize_per_tensor"
 )
-def test_a_buffer_may_have_any_dtype_and_layout(name: str, collector: str) -> None:
+
+
+@sparse_or_quantized
+@pytest.mark.parametrize("name", BUFFERS)
+def test_a_buffer_may_have_any_dtype_and_layout(name: str) -> None:
     buffer, call = BUFFERS[name]
 
     def act(module: Any, x: Tensor) -> Any:
@@ -252,14 +245,42 @@ def test_a_buffer_may_have_any_dtype_and_layout(name: str, collector: str) -> No
         return (y[..., :2] + 1) / 20, hunters(x)
 
     keys = [ACTION, HUNTERS]
-    module = Called(act, buffer())
-    expected, _ = collected(Collector, CountingEnv, module, "prey", keys)
+    made = [
+        collected(Collector, CountingEnv, kind(act, buffer()), "prey", keys)
+        for kind in (Called, Computes)
+    ]
+    (expected, _), (actual, how) = made
+    assert how.startswith("Fused"), how
     assert len(expected[ACTION].unique()) > 10
-    for kind in (Called, Computes):
-        policy = kind(act, buffer())
-        actual, how = collected(KINDS[collector], CountingEnv, policy, "prey", keys)
-        for key in keys:
-            torch.testing.assert_close(actual[key], expected[key]), how
+    for key in keys:
+        torch.testing.assert_close(actual[key], expected[key])
+
+
+@pytest.mark.processes
+@sparse_or_quantized
+@pytest.mark.parametrize("kind", [Computes, Called])
+def test_workers_get_buffers_of_every_dtype_and_layout(kind: Any) -> None:
+    extras = [("prey", f"extra_{i}") for i in range(len(BUFFERS))]
+
+    def act(module: Any, x: Tensor) -> Any:
+        tables = (module.get_buffer(f"table_{i}") for i in range(len(BUFFERS)))
+        made = zip(BUFFERS.values(), tables, strict=True)
+        extra = (call(table, x)[..., :2] for (_, call), table in made)
+        return (x[..., :2] + 1) / 20, hunters(x), *extra
+
+    def module(kind: Any) -> nn.Module:
+        built: nn.Module = kind(act)
+        for i, (buffer, _) in enumerate(BUFFERS.values()):
+            built.register_buffer(f"table_{i}", buffer())
+        return built
+
+    keys = [ACTION, HUNTERS, *extras]
+    expected, _ = collected(Collector, CountingEnv, module(Called), "prey", keys)
+    actual, how = collected(two_workers, CountingEnv, module(kind), "prey", keys)
+    assert how.startswith("Fused") == (kind is Computes), how
+    for key in keys:
+        torch.testing.assert_close(actual[key], expected[key])
+        assert key == HUNTERS or len(expected[key].unique()) > 10
 
 
 # Observations

@@ -17,14 +17,13 @@ class Learner:
         optimizer: of its parameters.
     """
 
-    def __init__(self, rank: int, *, alone: bool = False) -> None:
-        """Build the policy; ``alone`` leaves out DDP."""
+    def __init__(self, rank: int) -> None:
         torch.manual_seed(rank)  # DDP sends the weights of rank 0 to all.
         description = CountingEnv().description
         self._groups = description.groups
         self.policy = make_policy(description, num_cells=[8])
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=1e-2)
-        self._act: Any = self.policy if alone else DistributedDataParallel(self.policy)
+        self._act: Any = DistributedDataParallel(self.policy)
 
     def update(self, batch: Any) -> torch.Tensor:
         """Train on a batch; return all weights as one vector."""

@@ -25,7 +25,7 @@ from workloads.counting import CountingEnv
 batches, resume = int(arguments[0]), "--resume" in arguments
 module.SAVE_SECONDS = 0.0  # Each batch takes longer.
 learner = Learner(rank)
-rows = []
+rows, weights = [], []
 parts = {"policy": learner.policy, "optimizer": learner.optimizer, "rows": rows}
 with (
     MultiSyncCollector(
@@ -38,7 +38,7 @@ with (
 ):
     print("pids", *collector.worker_pids, flush=True)
     for batch in collector:
-        weights = learner.update(batch)
+        weights.append(learner.update(batch))
         collector.update_policy_weights_()
         rows.append(batch["collector", "traj_ids"].clone())
         stats = collector.stats(all_ranks=True)
@@ -46,7 +46,7 @@ with (
         print("batch", collector.frames, flush=True)
         checkpoint.batch_done()
 torch.save(
-    {"weights": [weights], "rows": rows, "stats": stats},
+    {"weights": weights, "rows": rows, "stats": stats},
     f"{folder}/result-{rank}.pt",
 )
 """
@@ -79,12 +79,12 @@ def test_a_job_goes_on_exactly_after_one_rank_got_a_signal(tmp_path: Path) -> No
     texts = run_ranks(stopped, JOB, 2, "12", "--resume")
     assert "Resumed" in texts[0]
     first, second = results(straight, 2)
-    # DDP keeps the weights of all ranks equal.
-    pairs = [(first["weights"], second["weights"])]
+    weights = torch.stack(first["weights"])
+    assert len(weights.unique(dim=0)) == 12  # Each update changes them.
+    assert torch.equal(weights, torch.stack(second["weights"]))  # DDP keeps them equal.
     for expected, actual in zip((first, second), results(stopped, 2), strict=True):
-        pairs += [(expected[name], actual[name]) for name in ("weights", "rows")]
-    for tensors, others in pairs:
-        assert all(map(torch.equal, tensors, others))
+        assert torch.equal(actual["weights"][-1], expected["weights"][-1])
+        assert all(map(torch.equal, expected["rows"], actual["rows"]))
     environments = [
         {int(number) >> 32 for ids in rank["rows"] for number in ids.unique()}
         for rank in (first, second)

@@ -1,6 +1,7 @@
-"""Ranks that learn with DDP keep equal weights, and end together with the first cause.
+"""Ranks that learn with DDP end together with the first cause.
 
-Each rank collects in a worker of its own; gloo connects them.
+Each rank collects in a worker of its own; gloo connects them. That their weights stay
+equal is in ``test_checkpoint_of_ranks.py``.
 """
 
 import re
@@ -11,50 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from support.processes import SOON, wait_until_gone
-from support.ranks import job, outputs, run_ranks, torchrun
+from support.ranks import job, outputs, torchrun
 
 pytestmark = pytest.mark.processes
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp_ppo.py"
-UPDATES = 50
-
-LEARNS = """
-import torch
-
-from marl_collect import MultiSyncCollector
-from support.learners import Learner
-from workloads.counting import CountingEnv
-
-learner = Learner(rank, alone="--alone" in arguments)
-weights = []
-with MultiSyncCollector(
-    CountingEnv, learner.policy, num_workers=1, frames_per_batch=8, seed=5,
-) as collector:
-    for _ in range(int(arguments[0])):
-        weights.append(learner.update(collector.next()))
-        collector.update_policy_weights_()
-torch.save(torch.stack(weights), f"{folder}/weights-{rank}.pt")
-"""
-
-
-def weights(folder: Path, ranks: int) -> list[torch.Tensor]:
-    """Return the weights after each update, of all ranks."""
-    return [torch.load(folder / f"weights-{rank}.pt") for rank in range(ranks)]
-
-
-def test_the_weights_of_all_ranks_stay_equal(tmp_path: Path) -> None:
-    texts = run_ranks(tmp_path, LEARNS, 2, str(UPDATES))
-    first, second = weights(tmp_path, 2)
-    assert len(first) == UPDATES, texts
-    assert len(first.unique(dim=0)) == UPDATES  # Each update changes them.
-    assert torch.equal(first, second)
-
-
-def test_without_ddp_they_would_not(tmp_path: Path) -> None:
-    run_ranks(tmp_path, LEARNS, 2, "2", "--alone")
-    first, second = weights(tmp_path, 2)
-    assert not (first == second).all(-1).any()
-
 
 FAILS = """
 import os
