@@ -102,18 +102,6 @@ def test_targets_begin_with_the_initial_weights(setup: str, tmp_path: Path) -> N
         assert (one == other).all()
 
 
-def test_a_target_critic_moves_by_its_share_of_the_way() -> None:
-    settings = {"ppo.target_tau": 0.25, "ppo.epochs": 1, "ppo.minibatch_frames": 40}
-    learner: Any = make("mappo-local-shared", options=TINY.with_settings(settings))
-    starts = [weight.clone() for weight in learner.target.parameters()]
-    learner.update(batches(learner.policy, 1)[0], 0.0)
-    assert learner.updates == 1
-    weights, targets = learner.critic.parameters(), learner.target.parameters()
-    for start, weight, target in zip(starts, weights, targets, strict=True):
-        assert not torch.equal(start, weight)
-        torch.testing.assert_close(target, start + 0.25 * (weight - start))
-
-
 def test_the_policy_of_a_saved_learner_is_loaded_without_its_options(
     tmp_path: Path,
 ) -> None:

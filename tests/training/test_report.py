@@ -177,15 +177,6 @@ def test_untrained_weights_are_not_the_best_evaluation() -> None:
     assert replace(run, evaluations=[first]).peak == first
 
 
-def test_identical_setups_are_rarely_told_apart() -> None:
-    rng = np.random.default_rng(0)
-    n_significant = 0
-    for _ in range(300):
-        setups = [scored(f"s{i}", *rng.normal(size=5)) for i in range(4)]
-        n_significant += "Shown to be lower" in conclusion(setups)
-    assert n_significant <= 0.05 * 300
-
-
 def evaluation(frames: int, team: float) -> EvaluationRecord:
     return EvaluationRecord(frames, 2, [team], [25])
 

@@ -73,14 +73,9 @@ HUNTERS = partial(CountingEnv, n_prey=0)
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("mappo-local-shared", {}),
         ("mappo-local-own-ids", {"recurrent": "gru", "standardise_rewards": True}),
-        (
-            "mappo-centralised-shared",
-            {"network": "attention", "last_action": True},
-        ),
+        ("mappo-centralised-shared", {"network": "attention", "last_action": True}),
         ("ippo-local-shared", {"ppo.episodes_per_batch": 4, "recurrent": "gru"}),
-        ("qmix-local-shared", {}),
         ("qmix-centralised-own", {"network": "attention"}),
         ("iql-local-shared-ids", {"recurrent": "gru", "standardise_rewards": True}),
         ("vdn-local-shared", {"recurrent": "gru", "last_action": True}),
@@ -191,8 +186,11 @@ class SignalAt(StopAt):
         self.told += 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("evaluation", [False, True], ids=["batch", "evaluation"])
+@pytest.mark.parametrize(
+    ("number", "evaluation"),
+    [(signal.SIGINT, False), (signal.SIGTERM, True)],
+    ids=["batch", "evaluation"],
+)
 def test_a_signal_loses_nothing_that_was_trained(
     number: int, evaluation: bool, tmp_path: Path
 ) -> None:
