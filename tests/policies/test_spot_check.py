@@ -10,6 +10,7 @@ from torch import nn
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector
+from marl_collect.policies.fused import spot_check
 from marl_collect.policies.fused.spot_check import NEVER, SpotCheck, outputs_agree
 
 LEVEL = 0.0
@@ -99,14 +100,18 @@ def levels(collector: Collector) -> list[float]:
     return collector.next()["prey", "action"][:, :, 0, 0].flatten().round().tolist()
 
 
-def test_a_change_outside_acts_within_15000_frames_then_the_module_is_called() -> None:
-    with Collector(CountingEnv, acting(ReadsOutside()), frames_per_batch=500) as it:
+def test_a_change_outside_acts_after_some_frames_then_the_module_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here after a tenth of the frames, to be quick."""
+    monkeypatch.setattr(spot_check, "_INTERVAL", 1_000)
+    with Collector(CountingEnv, acting(ReadsOutside()), frames_per_batch=50) as it:
         for _ in range(12):
             assert set(levels(it)) == {0.0}
         globals().update(LEVEL=3.0)
         late = [level for _ in range(32) for level in levels(it)]
         change = late.index(3.0)
-        assert change <= 15_000
+        assert change <= 1_500
         assert set(late[change:]) == {3.0}
         assert it.explain()[0].startswith("Fused")
         globals().update(LEVEL=5.0)

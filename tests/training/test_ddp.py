@@ -62,7 +62,6 @@ with (
         checkpoint.batch_done()
 """
 CAUSES = {
-    "kill": "Signal 9 (SIGKILL) received",
     "raise": "KeyError: 'the first cause'",
     "environment": "CountingError: fault in step",
 }
@@ -89,26 +88,23 @@ def test_a_rank_that_ends_is_the_end_of_all_ranks_and_their_workers(
     assert len(pids) == ranks
     wait_until_gone(pids)
     for rank, text in enumerate(texts):
-        assert (CAUSES[fault] in text) == (rank == victim and fault != "kill")
+        if fault != "kill":
+            assert (CAUSES[fault] in text) == (rank == victim)
 
 
-@pytest.mark.parametrize(("ranks", "fault"), [(3, "kill"), (2, "raise")])
-def test_torchrun_names_the_rank_that_failed(
-    ranks: int, fault: str, tmp_path: Path
-) -> None:
+def test_torchrun_names_the_rank_that_failed(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text(FAILS)
-    victim = ranks - 1
-    done = torchrun(tmp_path, script, ranks, str(tmp_path), str(victim), fault)
+    done = torchrun(tmp_path, script, 3, str(tmp_path), "2", "kill")
     ended = time.time()
     assert done.returncode != 0
     (failed,) = re.findall(r"fails at (\S+)", done.stdout)
     assert ended - float(failed) < 2 * SOON
     # It asks ten times a second who has ended, so the others may be named as well.
-    assert re.search(rf"rank +: {victim} ", done.stderr), done.stderr
-    assert CAUSES[fault] in done.stderr
+    assert re.search(r"rank +: 2 ", done.stderr), done.stderr
+    assert "Signal 9 (SIGKILL) received" in done.stderr
     pids = workers(done.stdout)
-    assert len(pids) == ranks
+    assert len(pids) == 3
     wait_until_gone(pids)
 
 

@@ -214,7 +214,6 @@ BEST_REWARD = {
     "mappo-centralised-shared": 0.75,
     "mappo-centralised-own": 1.0,
     "qmix-centralised-own": 1.0,
-    "maddpg-local-shared": 0.75,
     "maddpg-centralised-shared": 0.875,
     "maddpg-centralised-own": 1.0,
     "iddpg-centralised-own": 0.75,  # Its critics see no bit of the other agent.
