@@ -115,7 +115,7 @@ def test_collectors_carry_and_reset_the_state_and_losses_reproduce_it(
 
 def test_evaluation_and_rollouts_carry_the_state(description: EnvDescription) -> None:
     policy = small(description)
-    evaluation = evaluate(policy, factory, episodes=4, num_workers=2)
+    evaluation = evaluate(policy, factory, episodes=4, num_workers=1)
     assert len(evaluation.lengths) == 4
     with_workers = evaluate(policy, factory, episodes=4, num_workers=2)
     assert evaluation.team_returns == with_workers.team_returns
