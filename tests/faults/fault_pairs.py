@@ -67,6 +67,9 @@ as soon as the trainer has noticed the first one, which may take any time."""
 
 MIB: Final = 1 << 20
 
+OURS: Final = [Path(__file__).stem]
+"""Preloaded: each process of ParallelEnv would import it, with torch, for seconds."""
+
 
 def exceed_a_limit() -> None:
     """Use all memory that a limit of the process allows, and keep it."""
@@ -250,7 +253,7 @@ def collected(kind: Any, pair: Pair, folder: Path) -> Iterator[Any]:
 def stepped(pair: Pair, folder: Path, groups: int = 1) -> Iterator[Any]:
     """The same for a ParallelEnv."""
     options: Any = {"num_processes": 2, "groups": groups, "timeout": timeout(pair)}
-    with ParallelEnv(2, factories(pair, folder), **options) as env:
+    with ParallelEnv(2, factories(pair, folder), preload=OURS, **options) as env:
         engine: Any = env.engine()
         yield engine.pids, lambda: env.rollout(20)
 
@@ -488,7 +491,7 @@ def prepare() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     MultiSyncCollector(CountingEnv, frames_per_batch=1).shutdown()
-    ParallelEnv(1, CountingEnv).close()
+    ParallelEnv(1, CountingEnv, preload=OURS).close()
 
 
 def main() -> int:
