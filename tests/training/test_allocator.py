@@ -12,8 +12,8 @@ from marl_collect.training.allocator import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(4):
-        torch.ones(10_000_000)  # 40 MB, above every dynamic threshold of glibc.
+    for _ in range(8):
+        torch.ones(25_000_000)  # 100 MB, above every dynamic threshold of glibc.
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 before = faults()
