@@ -17,6 +17,7 @@ from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
+from support.packages import hide
 from support.processes import SOON, wait_until
 from support.scripts import Program, start_python
 from typer.testing import CliRunner
@@ -279,17 +280,8 @@ def test_the_settings_of_a_preset_are_printed_by_algorithm() -> None:
 
 
 def test_settings_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib.util
-
-    find_spec = importlib.util.find_spec
     absent = ("torchrl", "matplotlib", "mpe2", "pettingzoo", "meltingpot", "vmas")
-
-    def without(name: str, package: str | None = None) -> Any:
-        if name.partition(".")[0] in absent:
-            return None
-        return find_spec(name, package)
-
-    monkeypatch.setattr(importlib.util, "find_spec", without)
+    hide(monkeypatch, *absent)
     for task, rate in (
         ("simple_spread_v3", "0.0007"),
         ("meltingpot/coins", "0.0003"),
@@ -311,7 +303,6 @@ def test_settings_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
             ["compare", TASK, "--setup", "maddpg-local-shared"],
             "maddpg-local-shared cannot be trained: maddpg needs continuous actions",
         ),
-        (["compare", TASK, "--set", "lr=1"], "There is no setting lr"),
         (["compare", TASK, "--set", "ppo.learning_rate=1"], "Did you mean ppo.lr?"),
         (["compare", TASK, "--set", "ppo.epochs=0"], "ppo.epochs must be an integer"),
         (["compare", TASK, "--set", "initial=nowhere"], "nowhere is neither"),
@@ -371,6 +362,14 @@ def test_a_wrong_argument_is_an_error_before_anything_starts(
         (["ippo-centralised-shared"], "network=attention", False),
         (["mappo-local-shared"], "network=attention", False),
         (["vdn-centralised-shared"], "network=attention", False),
+        (["maddpg-local-shared"], "gamma=0.9", False),
+        (["maddpg-local-shared"], "value.lr=0.1", False),
+        (["maddpg-local-shared"], "value.minibatch_episodes=8", True),
+        (["maddpg-local-shared"], "value.noise=0.1", False),
+        (["qmix-local-shared"], "value.noise=0.1", True),
+        (["maddpg-local-shared"], "value.epsilon_end=0.1", True),
+        (["qmix-local-shared"], "value.epsilon_end=0.1", False),
+        (["maddpg-local-shared"], "ppo.lr=0.1", True),
     ],
 )
 def test_a_setting_that_no_setup_reads_is_refused(

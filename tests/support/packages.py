@@ -1,6 +1,7 @@
-"""Skips tests whose packages are missing, without importing these."""
+"""Packages that are missing, or seem to be: none of them is imported."""
 
 import importlib.util
+from typing import Any
 
 import pytest
 
@@ -14,3 +15,13 @@ def skip_without(package: str, reason: str) -> None:
     """
     if importlib.util.find_spec(package) is None:
         pytest.skip(reason)
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """Make ``find_spec`` not find packages."""
+    find = importlib.util.find_spec
+
+    def found(name: str, *arguments: Any) -> Any:
+        return None if name.partition(".")[0] in packages else find(name, *arguments)
+
+    monkeypatch.setattr(importlib.util, "find_spec", found)

@@ -13,7 +13,7 @@ from marl_collect.models import make_policy
 from marl_collect.models.saved_policy import load_policy
 from marl_collect.training.algorithms import ALGORITHMS
 from marl_collect.training.comparison import default_setups, every_setup, write_report
-from marl_collect.training.learner import Learner, learner_of, training_rewards
+from marl_collect.training.learner import Learner, training_rewards
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.trainer import Task, Trainer
 
@@ -63,11 +63,6 @@ def test_a_parameter_that_networks_share_is_trained_once() -> None:
     learner.networks = {"policy": learner.policy, "critic": critic}
     assert [*learner.parameters()] == [*own_parameters, *critic[1].parameters()]
     torch.optim.Adam(learner.parameters())  # Warns of parameters that are given twice.
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_table_names_learners(algorithm: str) -> None:
-    assert issubclass(learner_of(algorithm), Learner)
 
 
 def test_every_algorithm_has_default_setups() -> None:

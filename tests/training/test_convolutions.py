@@ -46,12 +46,6 @@ def test_environments_without_pictures_need_no_layers() -> None:
     assert convolutions("nature", describe(CountingEnv))
 
 
-@pytest.mark.parametrize("setting", ["big", "16k8", "16k8s0", ""])
-def test_an_unknown_setting_is_an_error(setting: str) -> None:
-    with pytest.raises(ValueError, match="expected auto, sprites, three, nature, or"):
-        TrainingOptions().with_settings({"conv": setting})
-
-
 def test_pictures_that_are_too_small_are_named() -> None:
     with pytest.raises(ValueError, match="smallest side has 32 pixels"):
         convolutions("nature", described(32, 32, 3))
@@ -68,8 +62,3 @@ def test_policy_and_critic_have_the_convolutions(algorithm: str) -> None:
         assert conv_nets
         assert all(net.net[0].out_channels == 4 for net in conv_nets)
         assert all(net.dtype == torch.bfloat16 for net in conv_nets)
-
-
-def test_another_dtype_is_an_error() -> None:
-    with pytest.raises(ValueError, match="conv_dtype must be .*bfloat16.*'float16'"):
-        TrainingOptions().with_settings({"conv_dtype": "float16"})

@@ -92,22 +92,6 @@ def test_all_actions_of_a_batch_are_of_the_newest_weights() -> None:
             batches.update_policy_weights_()
 
 
-def test_batches_resume_exactly() -> None:
-    policy = make_policy(CountingEnv, num_cells=(8,))
-    with collect(policy, 4) as collector:
-        batches = EpisodeBatches(collector, ENVIRONMENTS)
-        for _ in range(2):
-            batches.next()
-        state = batches.state_dict()
-        expected, stats = batches.next().clone(), batches.stats()
-    with collect(policy, 4) as collector:
-        batches = EpisodeBatches(collector, ENVIRONMENTS)
-        batches.load_state_dict(state)
-        assert (batches.next() == expected).all()
-        for name in ("frames", "batches", "episodes", "mean_returns", "mean_length"):
-            assert batches.stats()[name] == stats[name]
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -13,7 +13,7 @@ from workloads.counting import CountingEnv
 from marl_collect import Collector, evaluate
 from marl_collect.models import load_policy, make_policy, save_policy
 from marl_collect.training.algorithms import ALGORITHMS
-from marl_collect.training.learner import Learner, learner_of
+from marl_collect.training.learner import Learner, RunningMoments, learner_of
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.trainer import make_learner
 
@@ -198,6 +198,14 @@ def test_a_loaded_learner_keeps_its_own_options(name: str) -> None:
     assert not torch.equal(first._scaled("hunter", rewards), rewards)
     if name.startswith("iql"):
         assert second.optimizer.param_groups[0]["lr"] == TINY.value.lr
+
+
+def test_equal_rewards_become_zeros() -> None:
+    moments = RunningMoments()
+    assert moments.standardise(torch.ones(2)).tolist() == [1.0, 1.0]
+    moments.add(torch.full((3,), 7.0))
+    moments.add(torch.zeros(0))
+    assert moments.standardise(torch.full((2,), 7.0)).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("name", ["ippo-local-shared", "iql-local-shared"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from workloads.counting import CountingEnv
 
-from marl_collect import Collector, restore_next
+from marl_collect import Collector
 from marl_collect.training.advantages import TRAINED
 from marl_collect.training.learner import Learner, learner_of
 from marl_collect.training.options import Setup, TrainingOptions
@@ -245,17 +245,6 @@ def test_other_forms_of_batches_are_errors(
     learner.update(batch, progress=0.5)
 
 
-def test_a_restored_compact_batch_is_learnt_from() -> None:
-    learner, other = (make("ippo-local-shared") for _ in range(2))
-    (batch,), (compact,) = (
-        batches(learner),
-        batches(other, compact_obs=True),
-    )
-    with pytest.raises(ValueError, match=r"pass restore_next\(batch\)"):
-        other.update(compact, progress=0.5)
-    assert learner.update(batch, 0.5) == other.update(restore_next(compact), 0.5)
-
-
 @pytest.mark.parametrize("name", ["ippo-local-shared", "vdn-local-shared"])
 def test_a_state_of_another_environment_is_refused(name: str) -> None:
     """Networks that agents share fit any number of agents; buffers do not."""
@@ -283,6 +272,8 @@ def test_value_learners_count_the_frames_that_they_have_seen() -> None:
             learner = make("vdn-local-shared", **settings)
             learner.load_state_dict(state)
         epsilons.append(learner.update(batch, progress=1.0)["epsilon"])
+        (acting,) = [b for n, b in learner.policy.named_buffers() if "epsilon" in n]
+        assert float(acting) == pytest.approx(epsilons[-1])
         assert (learner.updates > 0) == (number > 0)
     assert epsilons == pytest.approx(
         [1 - share * 0.95 for share in (0.25, 0.5, 0.75, 1)]

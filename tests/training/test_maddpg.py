@@ -11,7 +11,6 @@ from workloads.pair import PairEnv
 from marl_collect import Collector, describe
 from marl_collect.envs import PettingZooWrapper
 from marl_collect.models import make_critic, make_policy, save_policy
-from marl_collect.training.learner import learner_of
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.trainer import make_learner
 
@@ -44,10 +43,11 @@ def test_noise_stays_as_it_is_also_with_the_weights_of_another_learner(
     save_policy(saved, make_policy(numbers, **chosen), numbers, **chosen)
     for initial in (None, str(saved)):
         learner, batch = learner_and_batch(initial=initial, **{"value.noise": 0.3})
-        learner.update(batch, 1.0)
-        assert learner.updates == 3
-        scale = learner.policy.get_dist(batch).scale
-        assert scale.flatten().tolist() == pytest.approx([0.3] * 120)
+        for updates in (0, 3):
+            assert learner.updates == updates
+            scale = learner.policy.get_dist(batch).scale
+            assert scale.flatten().tolist() == pytest.approx([0.3] * 120)
+            learner.update(batch, 1.0)
 
 
 def test_discrete_actions_are_refused() -> None:
@@ -72,23 +72,3 @@ def test_agents_that_wait_for_their_turn_are_refused() -> None:
     batch[name, "mask"] = torch.zeros(batch[name, "done"].shape[:-1]).bool()
     with pytest.raises(ValueError, match="agents wait for their turn here. Use vdn"):
         learner.update(batch, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("setting", "maddpg", "qmix"),
-    [
-        ("gamma", False, False),
-        ("value.lr", False, False),
-        ("value.minibatch_frames", False, False),
-        ("value.minibatch_episodes", True, True),
-        ("value.noise", False, True),
-        ("value.epsilon_end", True, False),
-        ("ppo.lr", True, True),
-    ],
-)
-def test_settings_without_effect_are_known(
-    setting: str, maddpg: bool, qmix: bool
-) -> None:
-    for algorithm, ignored in (("maddpg", maddpg), ("qmix", qmix)):
-        learner = learner_of(algorithm)
-        assert learner.ignores(setting, Setup(algorithm), OPTIONS) == ignored

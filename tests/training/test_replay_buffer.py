@@ -74,7 +74,7 @@ def test_episodes_are_whole_also_across_batches(seed: int, capacity: int) -> Non
     assert len(drawn) > 3
 
 
-@pytest.mark.parametrize("capacity", [ENVS * 20, 10_000])
+@pytest.mark.parametrize("capacity", [ENVS * 4, ENVS * 20, 10_000])
 def test_frames_are_drawn_from_all_of_the_newest(capacity: int) -> None:
     stream, generator = Stream(0), torch.Generator().manual_seed(0)
     replay = ReplayBuffer(capacity, torch.device("cpu"), whole=False)
@@ -86,15 +86,6 @@ def test_frames_are_drawn_from_all_of_the_newest(capacity: int) -> None:
         assert set(data["number"].flatten().tolist()) == newest
         assert len(replay) == len(newest)
         assert data["inside"].all()
-
-
-def test_a_batch_larger_than_the_buffer_leaves_its_newest_frames() -> None:
-    stream = Stream(0)
-    replay = ReplayBuffer(ENVS * 4, torch.device("cpu"), whole=False)
-    replay.extend(*stream.batch())
-    data = replay.take(replay.draw(500, torch.Generator().manual_seed(0)))
-    newest = {frame[0] for row in stream.rows for frame in row[-4:]}
-    assert set(data["number"].flatten().tolist()) == newest
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -163,14 +154,3 @@ def test_an_episode_may_fill_the_whole_ring() -> None:
     assert replay.extend(*numbered(20)) == 1
     data = replay.take(replay.draw(1, torch.Generator()))
     assert data["number"].tolist() == [list(range(20))]
-
-
-@pytest.mark.parametrize("capacity", [100, 300])
-def test_a_state_of_another_buffer_is_refused(capacity: int) -> None:
-    saved = ReplayBuffer(100, torch.device("cpu"), whole=True)
-    saved.extend(*numbered(3, 4))
-    other = ReplayBuffer(capacity, torch.device("cpu"), whole=capacity != 100)
-    message = "replays episodes.*replays frames" if capacity == 100 else "=100 .*=300 "
-    with pytest.raises(ValueError, match=message):
-        other.load_state_dict(saved.state_dict())
-    assert len(other) == 0

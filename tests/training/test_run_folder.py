@@ -66,14 +66,6 @@ def test_a_folder_is_locked_against_other_processes(tmp_path: Path) -> None:
     folder.lock().close()
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    for content in (b"{", b"\xff"):
-        (tmp_path / "result.json").write_bytes(content)
-        with pytest.raises(ValueError, match=r"result\.json is damaged"):
-            folder.read_json("result.json")
-
-
 class Trap:
     """Runs code when it is unpickled."""
 

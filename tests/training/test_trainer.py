@@ -78,7 +78,7 @@ HUNTERS = partial(CountingEnv, n_prey=0)
         ("ippo-local-shared", {"ppo.episodes_per_batch": 4, "recurrent": "gru"}),
         ("qmix-centralised-own", {"network": "attention"}),
         ("iql-local-shared-ids", {"recurrent": "gru", "standardise_rewards": True}),
-        ("vdn-local-shared", {"recurrent": "gru", "last_action": True}),
+        ("vdn-local-shared", {"recurrent": "lstm", "last_action": True}),
         ("maddpg-local-own", {"standardise_rewards": True}),
     ],
 )
@@ -342,6 +342,7 @@ def test_damaged_files_of_a_run_are_named(tmp_path: Path) -> None:
         (LAST, contents[BEST]),
         (CONFIG, b"{"),
         (CONFIG, b"[]"),
+        (CONFIG, b"\xff"),
         (CONFIG, None),
         (BEST, None),
         (BEST, b"no tensors"),

@@ -14,33 +14,21 @@ def test_parse_returns_the_setup_of_a_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "message"),
+    ("find", "name", "message"),
     [
-        ("sac", r"'sac'\. Expected one of ippo, mappo, ia2c, maa2c, iql, vdn, qmix"),
-        ("mapo", r"'mapo'\. Did you mean mappo\? Expected"),
+        (Setup, "sac", r"'sac'\. Expected one of ippo, mappo, ia2c, maa2c, iql, vdn"),
+        (Setup, "mapo", r"'mapo'\. Did you mean mappo\? Expected"),
+        (Setup.parse, "sac", "ippo.mappo.ia2c.maa2c.iql.vdn.qmix.maddpg.iddpg, then"),
+        (Setup.parse, "mapo", r"Did you mean mappo-local-shared\? A name is"),
+        (Setup.parse, "mappo-local-own-id", r"Did you mean mappo-local-own-ids\?"),
+        (Setup.parse, "qmix-shared", r"Did you mean qmix-local-shared\?"),
     ],
 )
-def test_an_unknown_algorithm_is_refused_with_the_valid_names(
-    algorithm: str, message: str
+def test_an_unknown_name_is_refused_with_the_valid_ones(
+    find: Any, name: str, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        Setup(algorithm)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("sac", "A name is ippo.mappo.ia2c.maa2c.iql.vdn.qmix.maddpg.iddpg, then -l"),
-        ("mapo", r"Did you mean mappo-local-shared\? A name is"),
-        ("mappo-local-own-id", r"Did you mean mappo-local-own-ids\?"),
-        ("qmix-shared", r"Did you mean qmix-local-shared\?"),
-    ],
-)
-def test_an_unknown_setup_is_refused_with_the_valid_names(
-    name: str, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        Setup.parse(name)
+        find(name)
 
 
 def test_settings_reach_the_parts() -> None:
@@ -76,6 +64,11 @@ def test_settings_reach_the_parts() -> None:
         ("num_cells", ["a"], "num_cells must be a sequence of integers of at"),
         ("num_cells", [0], "num_cells must be a sequence of integers of at"),
         ("max_frames_per_traj", "ten", "max_frames_per_traj must be an integer of"),
+        ("conv_dtype", "float16", "conv_dtype must be .*bfloat16.*'float16'"),
+        *(
+            ("conv", wrong, "expected auto, sprites, three, nature, or")
+            for wrong in ("big", "16k8", "16k8s0", "")
+        ),
         ("reward", "mine", "reward must be one of 'agent', 'team'"),
         ("device", "abacus", "device is 'abacus': Expected one of"),
     ],

@@ -43,6 +43,19 @@ class Kind:
     done_on_any: bool = False
 
 
+def assert_varied(cases: list[dict[str, Any]], table: Mapping[str, str]) -> None:
+    """Assert that names have several values in the cases where others are true."""
+    for conditions, names in table.items():
+        some = [case for case in cases if all(case[n] for n in conditions.split())]
+        for name in names.split():
+            assert combinations(some, name) > 1, (conditions, name)
+
+
+def combinations(cases: list[dict[str, Any]], *names: str) -> int:
+    """Return how many combinations of the values of these names the cases have."""
+    return len({tuple(case[name] for name in names) for case in cases})
+
+
 class DrawnEnv(MultiAgentEnv):
     """Observations, rewards, deaths, turns and masks come from the episode's seed."""
 

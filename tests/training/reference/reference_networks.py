@@ -4,16 +4,24 @@ Weights are ``[out, in]`` if agents share them, and ``[n, in, out]`` otherwise.
 """
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+Settings = SimpleNamespace
 Weights = Mapping[str, Tensor]
 Layers = list[tuple[Tensor, Tensor]]
 LAST = "last"
 """Name of the observation that ``observe_last_actions`` adds."""
+
+
+def settings_of(setup: Any, options: Any, algorithm: Any, **more: Any) -> Settings:
+    """Return what is set for a learner by its names, and what follows from it."""
+    more |= {"team": options.reward == "team", "attends": options.network is not None}
+    return Settings(**vars(options) | vars(algorithm) | vars(setup) | more)
 
 
 def weights_of(module: torch.nn.Module) -> dict[str, Tensor]:

@@ -8,42 +8,8 @@ import numpy as np
 import reference_networks as networks
 import torch
 import torch.nn.functional as F
-from reference_networks import Weights
+from reference_networks import Settings, Weights
 from torch import Tensor
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Of a learner, as its options name them."""
-
-    groups: Mapping[str, int]
-    central: bool
-    once: bool  # whether the policy's gradient is that of A2C
-    centralised: bool
-    ids: bool
-    recurrent: bool
-    team: bool
-    gamma: float
-    lmbda: float
-    scale: float
-    standardised: bool
-    clip: float
-    entropy: float
-    critic: float
-    length: int  # of sequences
-    remembers: bool  # whether the critic is recurrent
-    attends: bool  # whether networks that see several agents attend to them
-    n_steps: int | None
-    normal: bool
-    bootstraps: bool
-    huber: float | None
-    clip_value: float | None
-    tau: float | None
-    apart: bool
-    rates: tuple[float, float]
-    popart: bool  # whether values stay as they are when moments change
-    learnt: tuple[float, ...] | None
-    """Returns that the critic learnt before, if they are standardised."""
 
 
 def part(weights: Weights, index: int, name: str, groups: Mapping[str, int]) -> Weights:
@@ -68,9 +34,9 @@ def policy_outputs(
         absent = batch[name, "terminated"][..., 0]
         x = networks.encode(batch[name, "observation"], agent_weights)
         return networks.attend(
-            x, absent, networks.hidden_layers(agent_weights), ids=settings.ids
+            x, absent, networks.hidden_layers(agent_weights), ids=settings.agent_ids
         )
-    x = networks.encode(batch[name, "observation"], agent_weights, settings.ids)
+    x = networks.encode(batch[name, "observation"], agent_weights, settings.agent_ids)
     x = networks.everybody(x) if settings.centralised else x
     if not settings.recurrent:
         return networks.perceptron(x, networks.hidden_layers(agent_weights))
@@ -86,14 +52,12 @@ def critic_features(
     weights: Weights, index: int, name: str, batch: Any, settings: Settings
 ) -> Any:
     """Return what a group's last layers read, and these layers."""
-    if not settings.central:
-        agent_weights = part(weights, index, name, settings.groups)
-        return (
-            networks.encode(batch[name, "observation"], agent_weights, settings.ids),
-            agent_weights,
-            (),
-        )
     agent_weights = part(weights, index, name, settings.groups)
+    if not settings.central:
+        x = networks.encode(
+            batch[name, "observation"], agent_weights, settings.agent_ids
+        )
+        return x, agent_weights, ()
     codes = []
     for number, other in enumerate(settings.groups):
         encoder = {k: w for k, w in agent_weights.items() if f"encoders.{number}." in k}
@@ -135,7 +99,9 @@ def attending_central(
         codes, absent = [], []
         for number, other in enumerate(settings.groups):
             encoder = {k: w for k, w in critic.items() if f"encoders.{number}." in k}
-            x = networks.encode(batch[other, "observation"], encoder, settings.ids)
+            x = networks.encode(
+                batch[other, "observation"], encoder, settings.agent_ids
+            )
             code = networks.layers(encoder, "mlp")
             codes.append(networks.perceptron(x, code, activate_last=True))
             absent.append(batch[other, "terminated"][..., 0])
@@ -179,12 +145,7 @@ def values(
 ) -> dict[str, Tensor]:
     """Return the values ``[S, T, n]`` of sequences ``[S, T]``.
 
-    Args:
-        weights: of the critic.
-        batch: the observations.
-        s: settings.
-        first: states before each sequence, by group, for a recurrent critic.
-        begins: where an episode begins.
+    A recurrent critic needs its states before them, and where an episode begins.
     """
     if settings.central and settings.attends:
         return attending_central(weights, batch, settings)
@@ -248,12 +209,12 @@ def rewards(batch: Any, settings: Settings) -> dict[str, Tensor]:
     if settings.team:
         mean = torch.cat(list(group_rewards.values()), -1).mean(-1, keepdim=True)
         group_rewards = {g: mean.repeat(1, 1, n) for g, n in settings.groups.items()}
-    for name, reward in group_rewards.items() if settings.standardised else ():
+    for name, reward in group_rewards.items() if settings.standardise_rewards else ():
         living = reward[~batch[name, "done"][..., 0] & inside(batch).unsqueeze(-1)]
         if settings.team:  # Common to all agents: once per frame.
             living = reward[..., 0][inside(batch)]
         group_rewards[name] = (reward - living.mean()) / living.std(correction=0)
-    return {g: settings.scale * r for g, r in group_rewards.items()}
+    return {g: settings.reward_scale * r for g, r in group_rewards.items()}
 
 
 @dataclass(frozen=True)
@@ -359,30 +320,17 @@ class Episodes:
 
     def advantages(self, i: int, gamma: float, lmbda: float) -> dict[int, float]:
         """Return the advantage of each frame of agent ``i`` whose outcome is known."""
-        last = len(self.acts) - 1
-        ends = self.over if self.team else self.next_done[:, i]
-        fatal = self.fell if self.team else self.terminated[:, i]
-        values = {t: self.before(t, i) for t in range(last + 1)}
         results: dict[int, float] = {}
-        for t in reversed(range(last + 1)):
-            value = values[t]
+        for t in reversed(range(len(self.acts))):
+            value = self.before(t, i)
             if value is None:
                 continue
-            total, weight, u = 0.0, 1.0, t
-            while True:
-                total += weight * self.reward[u, i]
-                weight *= gamma
-                if ends[u] or u == last or values[u + 1] is not None:
-                    break
-                u += 1
-            inside = not ends[u] and u < last
-            then = values[u + 1] if inside else self.after(u, i)
-            if ends[u] and fatal[u]:
-                then = 0.0
-            if then is None:  # Nobody knows what came of it.
+            total, weight, then, rest = self.hop(t, i, gamma)
+            following = rest if then is None else self.before(then, i)
+            if following is None:  # Nobody knows what came of it.
                 continue
-            later = results.get(u + 1, 0.0) if inside else 0.0
-            results[t] = total + weight * then - value + lmbda * weight * later
+            later = 0.0 if then is None else results.get(then, 0.0)
+            results[t] = total + weight * following - value + lmbda * weight * later
         return results
 
 
@@ -391,11 +339,7 @@ def advantages(
 ) -> dict[str, Any]:
     """Return each group's advantages ``[B, T, n]``, NaN where no decision is trained.
 
-    Args:
-        batch: of a collector.
-        now: values of the observations before the step, by group.
-        after: values of those after the step.
-        s: settings.
+    The values are those of the observations before and after each step.
     """
 
     def joint(tables: Mapping[str, Any]) -> Any:
@@ -405,7 +349,7 @@ def advantages(
     def flag(key: str, under: Any) -> Any:
         return joint({g: under[g, key] for g in settings.groups})
 
-    fatal = "terminated" if settings.bootstraps else "done"
+    fatal = "terminated" if settings.bootstrap_limits else "done"
     tables = {
         "acts": flag("mask", batch),
         "done": flag("done", batch),
@@ -509,7 +453,7 @@ def prepare(
         outputs = root_values
         root_values, then = scaled(root_values), scaled(then)
         judged = root_values
-        if settings.tau is not None:
+        if settings.target_tau is not None:
             judged = scaled(values(target_critic, batch, settings))
             then = scaled(values(target_critic, batch["next"], settings))
     plain = {
@@ -521,7 +465,7 @@ def prepare(
     normal = {}
     for g, a in plain.items():
         used = a[~a.isnan()].numpy()
-        some = settings.normal and len(used)
+        some = settings.normalise_advantages and len(used)
         normal[g] = (a - used.mean()) / max(used.std(), 1e-6) if some else a
     moments = dict.fromkeys(target, (0.0, 1.0))
     if settings.learnt is not None:
@@ -600,25 +544,21 @@ def loss(
         log_prob, entropy = log_probs(outputs, batch, name)
         old = batch[name, "action_log_prob"].double()
         ratio, gained = (log_prob - old)[used].exp(), advantage[used]
-        clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
+        clipped = ratio.clamp(1 - settings.clip_epsilon, 1 + settings.clip_epsilon)
         gain = torch.minimum(ratio * gained, clipped * gained)
         if settings.once:
             gain = log_prob[used] * gained
         mean, deviation = prepared.moments[name]
         goal = (target[used] - mean) / deviation
         # What the network says is a standardised return.
-        now = predicted[name][used]
-        error = loss_of(now - goal, settings.huber)
+        now, delta = predicted[name][used], settings.huber_delta
+        error = loss_of(now - goal, delta)
         if settings.clip_value is not None:
             old = prepared.output[name][rows][used]
             change = (now - old).clamp(-settings.clip_value, settings.clip_value)
-            error = torch.maximum(error, loss_of(old + change - goal, settings.huber))
-        total = (
-            total
-            + (
-                -gain + settings.critic * error - settings.entropy * entropy[used]
-            ).mean()
-        )
+            error = torch.maximum(error, loss_of(old + change - goal, delta))
+        missed = settings.critic_coeff * error - settings.entropy_coeff * entropy[used]
+        total = total + (missed - gain).mean()
     return total
 
 
@@ -628,8 +568,6 @@ def train(
     prepared: Prepared,
     minibatches: Sequence[Any],
     settings: Settings,
-    *,
-    max_norm: float,
     target_critic: Weights,
 ) -> None:
     """Take one step of Adam per minibatch, on the weights themselves.
@@ -637,40 +575,26 @@ def train(
     Weights without a part in a minibatch's loss, because none of their agents was
     trained there, keep their values and moments.
     """
-    tensors = [*policy.values(), *critic.values()]
-    moments = [
-        (torch.zeros_like(weight), torch.zeros_like(weight)) for weight in tensors
-    ]
-    steps = [0] * len(tensors)
+    parts = [*policy.values()], [*critic.values()]
+    rates = settings.lr, settings.critic_lr or settings.lr
+    groups = [{"params": p, "lr": lr} for p, lr in zip(parts, rates, strict=True)]
+    adam = torch.optim.Adam(groups, eps=1e-5)
     for rows in minibatches:
         value = loss(policy, critic, prepared, rows, settings)
         if not value.requires_grad:
             continue
-        gradients = torch.autograd.grad(value, tensors, allow_unused=True)
-        squares = [0.0 if g is None else float((g**2).sum()) for g in gradients]
-        of_policy, of_critic = (
-            sum(squares[: len(policy)]),
-            sum(squares[len(policy) :]),
-        )
-        if not settings.apart:
-            of_policy = of_critic = of_policy + of_critic
-        factors = [
-            min(1.0, max_norm / (total**0.5 + 1e-6)) for total in (of_policy, of_critic)
-        ]
-        for k, (weight, gradient) in enumerate(zip(tensors, gradients, strict=True)):
-            if gradient is None:
-                continue
-            mean, square = moments[k]
-            of_the_critic = k >= len(policy)
-            factor, lr = factors[of_the_critic], settings.rates[of_the_critic]
-            steps[k] += 1
-            mean.mul_(0.9).add_(0.1 * factor * gradient)
-            square.mul_(0.999).add_(0.001 * (factor * gradient) ** 2)
-            change = mean / (1 - 0.9 ** steps[k])
-            change /= torch.sqrt(square / (1 - 0.999 ** steps[k])) + 1e-5
-            with torch.no_grad():
-                weight.sub_(lr * change)
-        for name, weight in critic.items() if settings.tau is not None else ():
+        adam.zero_grad()
+        value.backward()
+        gradients = [[w.grad for w in part if w.grad is not None] for part in parts]
+        if not settings.clip_apart:
+            gradients = [[gradient for part in gradients for gradient in part]]
+        for clipped in gradients:
+            norm = sum(float((gradient**2).sum()) for gradient in clipped) ** 0.5
+            for gradient in clipped:
+                gradient.mul_(min(1.0, settings.max_grad_norm / (norm + 1e-6)))
+        adam.step()
+        tau = settings.target_tau
+        for name, weight in critic.items() if tau is not None else ():
             with torch.no_grad():
                 target = target_critic[name]
-                target.copy_((1 - settings.tau) * target + settings.tau * weight)
+                target.copy_((1 - tau) * target + tau * weight)

@@ -1,36 +1,16 @@
 """IQL, VDN and QMIX from their definitions: temporal differences, one by one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import reference_networks as networks
 import torch
 import torch.nn.functional as F
-from reference_networks import Weights
+from reference_networks import Settings, Weights
 from torch import Tensor
 
 Frames = tuple[int, int, int]
 """An environment, its first frame, and the frame behind its last: one sequence."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Of a learner, as its options name them."""
-
-    algorithm: str
-    group: str
-    centralised: bool
-    ids: bool
-    recurrent: bool
-    attends: bool  # whether values that see several agents attend to them
-    team: bool
-    gamma: float
-    scale: float
-    standardised: bool
-    double: bool
-    bootstraps: bool
-    norm: bool
 
 
 def action_values(weights: Weights, group: Any, settings: Settings) -> Tensor:
@@ -41,8 +21,8 @@ def action_values(weights: Weights, group: Any, settings: Settings) -> Tensor:
     hidden = networks.hidden_layers(weights)
     if settings.attends and settings.centralised:
         x = networks.encode(group["observation"], weights)
-        return networks.attend(x, group["terminated"], hidden, ids=settings.ids)
-    x = networks.encode(group["observation"], weights, settings.ids)
+        return networks.attend(x, group["terminated"], hidden, ids=settings.agent_ids)
+    x = networks.encode(group["observation"], weights, settings.agent_ids)
     x = networks.everybody(x) if settings.centralised else x
     if not settings.recurrent:
         return networks.perceptron(x, hidden)
@@ -68,7 +48,7 @@ def mix(weights: Weights, values: Tensor, group: Any, settings: Settings) -> Ten
     if last:  # After convolutions.
         x = F.relu(networks.linear(x, *last[0]))
     state = x.flatten(-2)
-    if settings.norm:
+    if settings.mixing_norm:
         state = state - state.mean(-1, keepdim=True)
         state = state / torch.sqrt((state**2).mean(-1, keepdim=True) + 1e-5)
 
@@ -114,10 +94,10 @@ def known(sequence: Any, settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
     alive, acts = ~root["done"][..., 0], root["mask"]
     done, fell = after["done"][..., 0], after["terminated"][..., 0]
     follows = after["mask"] & ~done
-    if settings.bootstraps:
+    if settings.bootstrap_limits:
         nobody_waits = ~(alive & ~acts).any(-1, keepdim=True)
         follows |= acts & done & ~fell & nobody_waits
-    kind = "terminated" if settings.bootstraps else "done"
+    kind = "terminated" if settings.bootstrap_limits else "done"
     if settings.algorithm == "iql":
         ended = after[kind][..., 0]
         return follows, ended, acts & (ended | follows)
@@ -150,18 +130,18 @@ def squared_errors(
 
     with torch.no_grad():
         values_after = over(target["values"])[1:]
-        judged = over(online["values"])[1:] if settings.double else values_after
+        judged = over(online["values"])[1:] if settings.double_q else values_after
         if "action_mask" in after.keys():
             judged = judged.masked_fill(~after["action_mask"], -torch.inf)
         best = judged.argmax(-1, keepdim=True)
         following = values_after.gather(-1, best)[..., 0] * follows
         following = mix(target.get("mixer", {}), following, after, settings)
         reward = rewards(sequence, settings)
-        if settings.standardised:
+        if settings.standardise_rewards:
             mean, deviation = reward_moments
             reward = (reward - mean) / deviation
         bootstrap = torch.where(ended, 0.0, settings.gamma * following)
-        goal = settings.scale * reward + bootstrap
+        goal = settings.reward_scale * reward + bootstrap
     chosen = over(online["values"])[:-1].gather(-1, root["action"].unsqueeze(-1))
     value = mix(online.get("mixer", {}), chosen[..., 0] * root["mask"], root, settings)
     return ((value - goal) ** 2)[counts]

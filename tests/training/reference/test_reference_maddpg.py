@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import reference_maddpg as reference
 import torch
-from drawn_env import DrawnEnv, Kind
-from reference_networks import weights_of
+from drawn_env import DrawnEnv, Kind, assert_varied
+from reference_networks import settings_of, weights_of
 
 from marl_collect import Collector
 from marl_collect.training.maddpg import MADDPGLearner
@@ -96,18 +96,13 @@ class Case:
             for weight in self.learner.parameters():
                 weight.add_(0.1 * torch.randn(weight.shape, generator=noise))
         self.online = {name: weights_of(m) for name, m in modules.items()}
-        self.settings = reference.Settings(
+        self.settings = settings_of(
+            setup,
+            self.options,
+            self.options.value,
             groups=kind.groups,
             central=setup.algorithm == "maddpg",
-            centralised=setup.centralised,
-            ids=setup.agent_ids,
-            attends=self.options.network == "attention",
-            team=self.options.reward == "team",
-            gamma=self.options.gamma,
-            scale=self.options.reward_scale,
-            standardised=self.options.standardise_rewards,
-            bootstraps=self.options.bootstrap_limits,
-            penalty=self.options.value.action_penalty,
+            remembers=False,
         )
 
     def expected(self, frames: list[tuple[int, int]]) -> tuple[Any, dict[str, Any]]:
@@ -177,34 +172,16 @@ def test_an_update_moves_weights_and_targets_by_definition(
             close(targets[f"{name}.{key}"].double(), mixed.detach())
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_noise_of_one_deviation_is_added_before_squashing(seed: int) -> None:
-    case = Case(seed)
-    low, high = reference.LOW, reference.HIGH
-    deviations = []
-    means = reference.means(case.target["policy"], case.batch, case.settings)
-    for name, mean in means.items():
-        share = (case.batch[name, "action"].double() - low) / (high - low)
-        unsquashed = torch.atanh((2 * share - 1).clamp(-1 + 1e-6, 1 - 1e-6))
-        deviations.append(
-            (unsquashed - mean.detach())[case.batch[name, "mask"]].flatten()
-        )
-    noise = torch.cat(deviations)
-    expected = case.options.value.noise
-    assert float(noise.square().mean().sqrt()) == pytest.approx(expected, rel=0.15)
-
-
 def test_the_cases_have_everything() -> None:
     """Every choice is drawn, so that no comparison above is missing by chance."""
-    cases = [drawn(seed) for seed in range(CASES)]
+    cases = []
+    for seed in range(CASES):
+        kind, setup, settings = drawn(seed)
+        cases.append(vars(kind) | vars(setup) | settings)
+        cases[-1]["several"] = len(kind.groups) > 1
+    every = "several truncates deaths share_params reward bootstrap_limits"
     for algorithm in ("maddpg", "iddpg"):
-        mine = [(k, a, s) for k, a, s in cases if a.algorithm == algorithm]
-        assert {len(kind.groups) for kind, _, _ in mine} == {1, 2}
-        assert {kind.truncates for kind, _, _ in mine} == {True, False}
-        assert {kind.deaths > 0 for kind, _, _ in mine} == {True, False}
-        assert {setup.share_params for _, setup, _ in mine} == {True, False}
-        for name in ("reward", "bootstrap_limits", "standardise_rewards"):
-            assert len({settings[name] for _, _, settings in mine}) == 2
-    assert {s["network"] for _, _, s in cases} == {None, "attention"}
-    assert any(kind.picture and not s["network"] for kind, _, s in cases)
-    assert any(a.agent_ids and s["network"] for _, a, s in cases)
+        some = [case for case in cases if case["algorithm"] == algorithm]
+        assert_varied(some, {"": f"{every} standardise_rewards"})
+    assert_varied(cases, {"": "network", "network": "agent_ids"})
+    assert any(case["picture"] and not case["network"] for case in cases)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import reference_ppo as reference
 import torch
-from drawn_env import DrawnEnv, Kind
-from reference_networks import observe_last_actions, weights_of
+from drawn_env import DrawnEnv, Kind, assert_varied, combinations
+from reference_networks import observe_last_actions, settings_of, weights_of
 
 from marl_collect import Collector
 from marl_collect.training.advantages import TRAINED
@@ -111,7 +111,7 @@ LEARNT = (-1.0, 0.5, 2.0)
 """Returns that a critic learnt before, if it learns standardised ones."""
 
 
-def case(seed: int) -> tuple[Any, Any, Any, reference.Settings]:
+def case(seed: int) -> tuple[Any, Any, Any, Any]:
     """Return a learner, a batch from weights that it had before, and its settings.
 
     The batch comes twice: as it is, and as the reference observes it.
@@ -150,33 +150,15 @@ def case(seed: int) -> tuple[Any, Any, Any, reference.Settings]:
         learner,
         batch,
         observed,
-        reference.Settings(
+        settings_of(
+            setup,
+            options,
+            ppo,
             groups=kind.groups,
             central=central(setup),
             once=setup.algorithm in ACTOR_CRITIC.values(),
-            centralised=setup.centralised,
-            ids=setup.agent_ids,
-            recurrent=recurrent,
-            team=options.reward == "team",
-            gamma=options.gamma,
-            lmbda=options.ppo.lmbda,
-            scale=options.reward_scale,
-            standardised=options.standardise_rewards,
-            clip=options.ppo.clip_epsilon,
-            entropy=options.ppo.entropy_coeff,
-            critic=options.ppo.critic_coeff,
             length=min(ppo.sequence_frames, batch.shape[1]) if recurrent else 1,
             remembers=recurrent and ppo.recurrent_critic,
-            attends=options.network == "attention",
-            n_steps=ppo.n_steps,
-            normal=ppo.normalise_advantages,
-            bootstraps=options.bootstrap_limits,
-            huber=ppo.huber_delta,
-            clip_value=ppo.clip_value,
-            tau=ppo.target_tau,
-            apart=ppo.clip_apart,
-            rates=(ppo.lr, ppo.critic_lr or ppo.lr),
-            popart=ppo.popart,
             learnt=LEARNT if ppo.normalise_values else None,
         ),
     )
@@ -214,8 +196,7 @@ def test_ppo_equals_its_definition(seed: int) -> None:
             close(actual[key][..., 0][trained].double(), expected[trained])
 
     count = len(prepared.batch)
-    everything = range(count)
-    expected = reference.loss(policy, critic, prepared, list(everything), settings)
+    expected = reference.loss(policy, critic, prepared, [*range(count)], settings)
     loss, _ = learner.loss(learner_data)
     close(loss.detach().double(), expected.detach())
 
@@ -234,26 +215,15 @@ def test_ppo_equals_its_definition(seed: int) -> None:
     networks = {"policy": policy, "critic": critic}
     if learner.target is not None:
         networks["target_critic"] = old
-    gradients = torch.autograd.grad(
-        expected, [*policy.values(), *critic.values()], allow_unused=True
-    )
+    of_both = [*policy.values(), *critic.values()]
+    gradients = torch.autograd.grad(expected, of_both, materialize_grads=True)
     parameters = [*learner.policy.parameters(), *learner.critic.parameters()]
     for gradient, parameter in zip(gradients, parameters, strict=True):
         nothing = torch.zeros_like(parameter)
-        actual_gradient = nothing if parameter.grad is None else parameter.grad
-        close(
-            actual_gradient.double(), nothing.double() if gradient is None else gradient
-        )
+        actual = nothing if parameter.grad is None else parameter.grad
+        close(actual.double(), gradient)
 
-    reference.train(
-        policy,
-        critic,
-        prepared,
-        minibatches,
-        settings,
-        max_norm=learner.ppo.max_grad_norm,
-        target_critic=old,
-    )
+    reference.train(policy, critic, prepared, minibatches, settings, old)
     learn_before(learner)
     for name, module in (learner.networks | learner.untrained).items():
         module.load_state_dict(at_first[name])
@@ -268,84 +238,39 @@ def test_ppo_equals_its_definition(seed: int) -> None:
             )
 
 
+VARIED = {
+    "": "turns truncates action_mask picture done_on_any several once bootstrap_limits "
+    "ppo.recurrent_critic ppo.target_tau ppo.critic_lr ppo.clip_apart ppo.popart "
+    "ppo.normalise_advantages ppo.normalise_values",
+    "deaths": "returns",
+    "picture": "recurrent",
+    "turns": "recurrent deaths ppo.n_steps",
+    "once": "recurrent",
+    "recurrent": "ppo.target_tau",
+    "network centralised": "share_params agent_ids several picture deaths",
+    "network central": "share_params agent_ids several picture deaths recurrent",
+    "ppo.normalise_values": "ppo.clip_value",
+    "ppo.normalise_values ppo.target_tau": "ppo.popart",
+    "ppo.popart": "several central share_params ppo.recurrent_critic",
+    "ppo.popart central": "network",
+    "whole": "truncates turns bootstrap_limits standardise_rewards recurrent",
+    "whole recurrent": "ppo.recurrent_critic",
+    "last_action": "several central recurrent network turns continuous",
+}
+"""What must have several values, by what the cases have in which it must."""
+
+
 def test_the_cases_have_everything() -> None:
     """Every choice is drawn, so that no comparison above is missing by chance."""
-    cases = [drawn(seed) for seed in range(CASES)]
-    for name in ("turns", "truncates", "action_mask", "picture", "done_on_any"):
-        assert {getattr(kind, name) for kind, _, _ in cases} == {True, False}
-    assert any(kind.deaths and kind.returns for kind, _, _ in cases)
-    assert any(kind.picture and s["recurrent"] for kind, _, s in cases)
-    assert any(kind.turns and s["recurrent"] for kind, _, s in cases)
-    assert any(kind.turns and kind.deaths for kind, _, _ in cases)
-    setups = {
-        (a.algorithm.replace("a2c", "ppo"), a.centralised, a.share_params)
-        for _, a, _ in cases
-    }
-    assert len(setups) == 8
-    memory = {(a.algorithm, s["recurrent"]) for _, a, s in cases}
-    assert {name for name, _ in memory} == {*ACTOR_CRITIC, *ACTOR_CRITIC.values()}
-    assert {kind for name, kind in memory if "a2c" in name} == {None, "gru"}
-    assert {len(kind.groups) for kind, _, _ in cases} == {1, 2}
-    assert len({(s["standardise_rewards"], s["reward"]) for _, _, s in cases}) == 4
-    assert {s["bootstrap_limits"] for _, _, s in cases} == {True, False}
-    attention = [(k, a, s) for k, a, s in cases if s["network"] is not None]
-    policies = [(k, a) for k, a, _ in attention if a.centralised]
-    critics = [(k, a) for k, a, _ in attention if central(a)]
-    for seen in (policies, critics):
-        assert {a.share_params for _, a in seen} == {True, False}
-        assert {a.agent_ids for _, a in seen} == {True, False}
-        assert {len(kind.groups) for kind, _ in seen} == {1, 2}
-        assert any(kind.picture for kind, _ in seen)
-        assert any(kind.deaths for kind, _ in seen)
-    assert any(central(a) and s["recurrent"] for _, a, s in attention)
-    for name, count in (
-        ("recurrent_critic", 2),
-        ("target_tau", 2),
-        ("critic_lr", 2),
-        ("clip_apart", 2),
-        ("n_steps", 4),
-        ("normalise_advantages", 2),
-        ("huber_delta", 3),
-        ("clip_value", 3),
-        ("normalise_values", 2),
-        ("popart", 2),
-    ):
-        assert len({s[f"ppo.{name}"] for _, _, s in cases}) == count, name
-    assert any(s["recurrent"] and s["ppo.target_tau"] for _, _, s in cases)
-    assert any(s["ppo.n_steps"] and kind.turns for kind, _, s in cases)
-    assert any(s["ppo.normalise_values"] and s["ppo.clip_value"] for _, _, s in cases)
-    rescaled = [(kind, a, s) for kind, a, s in cases if s["ppo.popart"]]
-    assert {len(kind.groups) for kind, _, _ in rescaled} == {1, 2}
-    assert {central(a) for _, a, _ in rescaled} == {True, False}
-    assert {a.share_params for _, a, _ in rescaled} == {True, False}
-    assert {s["ppo.recurrent_critic"] for _, _, s in rescaled} == {True, False}
-    targets = {
-        s["ppo.popart"]
-        for _, _, s in cases
-        if s["ppo.target_tau"] and s["ppo.normalise_values"]
-    }
-    assert targets == {True, False}
-    assert any(s["network"] and central(a) for _, a, s in rescaled)
-
-
-def test_the_cases_of_whole_episodes_have_everything() -> None:
-    of_episodes = [drawn(seed) for seed in range(CASES) if whole(seed)]
-    assert {kind.truncates for kind, _, _ in of_episodes} == {True, False}
-    assert {kind.turns for kind, _, _ in of_episodes} == {True, False}
-    assert {s["bootstrap_limits"] for _, _, s in of_episodes} == {True, False}
-    assert {s["standardise_rewards"] for _, _, s in of_episodes} == {True, False}
-    memory_of_critics = {
-        (s["recurrent"], s["ppo.recurrent_critic"]) for _, _, s in of_episodes
-    }
-    assert memory_of_critics >= {("gru", True), ("gru", False), (None, False)}
-
-
-def test_last_actions_are_read_in_all_kinds_of_cases() -> None:
-    cases = [drawn(seed) for seed in range(CASES)]
-    remembered = [(kind, a, s) for kind, a, s in cases if s["last_action"]]
-    assert {len(kind.groups) for kind, _, _ in remembered} == {1, 2}
-    assert {central(a) for _, a, _ in remembered} == {True, False}
-    assert {s["recurrent"] for _, _, s in remembered} == {None, "gru"}
-    assert {s["network"] for _, _, s in remembered} == {None, "attention"}
-    assert any(kind.turns for kind, _, _ in remembered)
-    assert any(kind.continuous for kind, _, _ in remembered)
+    cases = []
+    for seed in range(CASES):
+        kind, setup, settings = drawn(seed)
+        facts = {"several": len(kind.groups) > 1, "whole": whole(seed)}
+        facts |= {"central": central(setup), "once": "a2c" in setup.algorithm}
+        cases.append(vars(kind) | vars(setup) | settings | facts)
+    assert_varied(cases, VARIED)
+    assert combinations(cases, "algorithm") == 4
+    assert combinations(cases, "central", "centralised", "share_params") == 8
+    assert combinations(cases, "standardise_rewards", "reward") == 4
+    for name, count in (("n_steps", 4), ("huber_delta", 3), ("clip_value", 3)):
+        assert combinations(cases, f"ppo.{name}") == count

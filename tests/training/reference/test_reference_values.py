@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import reference_values as reference
 import torch
-from drawn_env import DrawnEnv, Kind
-from reference_networks import observe_last_actions, weights_of
+from drawn_env import DrawnEnv, Kind, assert_varied, combinations
+from reference_networks import observe_last_actions, settings_of, weights_of
 
 from marl_collect import Collector
 from marl_collect.training.options import Setup, TrainingOptions
@@ -127,21 +127,7 @@ class Case:
                 weight += 0.1 * torch.randn(weight.shape, generator=noise)
         self.online = {name: weights_of(m) for name, m in self.modules.items()}
         self.parameters = [p for m in self.modules.values() for p in m.parameters()]
-        self.settings = reference.Settings(
-            algorithm=setup.algorithm,
-            group="red",
-            centralised=setup.centralised,
-            ids=setup.agent_ids,
-            recurrent=options.recurrent is not None,
-            attends=options.network == "attention",
-            team=options.reward == "team",
-            gamma=options.gamma,
-            scale=options.reward_scale,
-            standardised=options.standardise_rewards,
-            double=options.value.double_q,
-            bootstraps=options.bootstrap_limits,
-            norm=options.value.mixing_norm,
-        )
+        self.settings = settings_of(setup, options, options.value, group="red")
 
     def expected(
         self, sequences: list[reference.Frames]
@@ -217,37 +203,24 @@ def test_an_update_moves_weights_and_targets_by_definition(
 
 def test_the_cases_have_everything() -> None:
     """Every choice is drawn, so that no comparison above is missing by chance."""
-    cases = [drawn(seed) for seed in range(CASES)]
-    for name in ("turns", "truncates", "action_mask", "picture", "done_on_any"):
-        assert {getattr(kind, name) for kind, _, _ in cases} == {True, False}
-    assert any(kind.turns and kind.deaths and kind.returns for kind, _, _ in cases)
-    qmix = [(kind, a) for kind, a, _ in cases if a.algorithm == "qmix"]
-    assert {kind.picture for kind, _ in qmix} == {True, False}
-    assert any(kind.turns for kind, _ in qmix)
-    setups = {(a.algorithm, a.centralised, a.share_params) for _, a, _ in cases}
-    assert len(setups) == 12
-    attention = [(kind, a) for kind, a, s in cases if s.get("network")]
-    assert {a.share_params for _, a in attention} == {True, False}
-    assert {a.agent_ids for _, a in attention} == {True, False}
-    assert {a.algorithm for _, a in attention} == {"iql", "vdn", "qmix"}
-    assert any(kind.deaths for kind, _ in attention)
-    remembered = [(kind, a, s) for kind, a, s in cases if s["last_action"]]
-    assert {a.algorithm for _, a, _ in remembered} == {"iql", "vdn", "qmix"}
-    assert {s["recurrent"] for _, _, s in remembered} == {None, "gru"}
-    assert any(s.get("network") for _, _, s in remembered)
-    assert any(kind.turns for kind, _, _ in remembered)
+    cases = []
+    for seed in range(CASES):
+        kind, setup, settings = drawn(seed)
+        cases.append(vars(kind) | vars(setup) | {"network": None} | settings)
+        cases[-1]["qmix"] = setup.algorithm == "qmix"
+    several = {
+        "": "turns truncates action_mask picture done_on_any",
+        "turns deaths": "returns",
+        "network": "share_params agent_ids deaths",
+        "last_action": "recurrent network turns",
+        "qmix": "picture turns",
+    }
+    assert_varied(cases, several)
+    each = "network last_action recurrent bootstrap_limits standardise_rewards"
+    each += " value.double_q value.replay value.tau value.target_interval"
+    each += " value.mixing_norm value.mixing_hyper_cells"
     for algorithm in ("iql", "vdn", "qmix"):
-        drawn_settings = [s for _, a, s in cases if a.algorithm == algorithm]
-        for name in ("recurrent", "double_q", "bootstrap_limits", "replay", "tau"):
-            common = name in ("recurrent", "bootstrap_limits")
-            key = name if common else f"value.{name}"
-            assert len({s[key] for s in drawn_settings}) >= 2, (algorithm, name)
-        for name in ("target_interval", "mixing_hyper_cells", "mixing_norm"):
-            assert len({s[f"value.{name}"] for s in drawn_settings}) == 2
-        assert len({s["standardise_rewards"] for s in drawn_settings}) == 2
-        limits = {
-            (s["bootstrap_limits"], kind.truncates)
-            for kind, a, s in cases
-            if a.algorithm == algorithm
-        }
-        assert len(limits) == 4
+        some = [case for case in cases if case["algorithm"] == algorithm]
+        assert_varied(some, {"": each})
+        assert combinations(some, "bootstrap_limits", "truncates") == 4
+        assert combinations(some, "centralised", "share_params") == 4
