@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from tensordict.nn import TensorDictModule
+from pure_modules import Called, Computes, collected
 from torch import Tensor, nn
 from workloads.counting import CountingEnv
 
@@ -23,41 +23,6 @@ def two_workers(*args: Any, **options: Any) -> MultiSyncCollector:
     return MultiSyncCollector(*args, num_workers=2, **options)
 
 
-class Computes(nn.Module):
-    """Calls a function on itself and on observations."""
-
-    pure_forward = True
-
-    def __init__(
-        self, call: Callable[[Any, Tensor], Any], buffer: Tensor | None = None
-    ) -> None:
-        super().__init__()
-        self.call = call
-        self.register_buffer("table", buffer)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.call(self, x)
-
-
-class Called(Computes):
-    """The same, but not declared pure."""
-
-    def forward(self, x: Tensor) -> Any:
-        return super().forward(x)
-
-
-def collected(
-    kind: Any, env: Any, module: nn.Module, group: str, out_keys: list[Any]
-) -> tuple[dict[Any, Tensor], str]:
-    """Return the outputs of a policy, and how they were computed."""
-    policy = TensorDictModule(
-        module, in_keys=[(group, "observation")], out_keys=out_keys
-    )
-    with kind([env] * 2, policy, frames_per_batch=40, seed=0) as collector:
-        batch = collector.next()
-        return {key: batch[key].clone() for key in out_keys}, collector.explain()[0]
-
-
 def same(one: Tensor, other: Tensor) -> bool:
     """Return whether dtypes and values are equal, floats up to their last bits."""
     if one.dtype != other.dtype:
@@ -66,8 +31,6 @@ def same(one: Tensor, other: Tensor) -> bool:
         return torch.equal(one, other)
     return torch.allclose(one, other, equal_nan=True)
 
-
-# Outputs
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -188,8 +151,6 @@ def test_an_output_that_batches_cannot_store_is_refused_by_name(
         collected(Collector, CountingEnv, module, "prey", [ACTION, HUNTERS, EXTRA])
 
 
-# Buffers
-
 EYE = torch.eye(3) + torch.eye(3).flip(0) * 0.5
 NEGATIVE = torch._neg_view(torch.ones(3))
 BUFFERS: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
@@ -282,8 +243,6 @@ def test_workers_get_buffers_of_every_dtype_and_layout(kind: Any) -> None:
         torch.testing.assert_close(actual[key], expected[key])
         assert key == HUNTERS or len(expected[key].unique()) > 10
 
-
-# Observations
 
 INTEGERS = [
     *(np.uint8, np.int8, np.int16, np.int32, np.int64),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from pure_modules import Computes
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import (
     InteractionType,
@@ -347,19 +348,6 @@ class Counts(nn.Module):
         return x[..., :4] + self.calls
 
 
-class Computes(nn.Module):
-    """Calls a function, and says that it is pure."""
-
-    pure_forward = True
-
-    def __init__(self, call: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.call = call
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.call(x)
-
-
 class CountingMLP(MultiAgentMLP):
     """Overrides the forward of a pure module."""
 
@@ -374,7 +362,7 @@ def hooked() -> nn.Module:
 
 
 def drawing() -> nn.Module:
-    net = Computes(lambda x: x[..., :4])
+    net = Computes(lambda _, x: x[..., :4])
     net.rng = np.random.default_rng(0)  # type: ignore[assignment]
     return net
 
@@ -390,18 +378,20 @@ UNFIT: list[tuple[Callable[[], nn.Module], str]] = [
         lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(5, 4)),
         "changes an input or a buffer in place",
     ),
-    (lambda: Computes(lambda x: x[..., :4] * x.max().item()), "reads values in Python"),
+    (lambda: Computes(lambda _, x: x[..., :4] * x.max().item()), "reads values"),
     (
-        lambda: Computes(lambda x: (x[..., :4] + 1).transpose_(0, 1).transpose(0, 1)),
+        lambda: Computes(
+            lambda _, x: (x[..., :4] + 1).transpose_(0, 1).transpose(0, 1)
+        ),
         "changes the shape of a tensor in place",
     ),
     (
-        lambda: Computes(lambda x: torch.zeros(2, 3, 4) + x[x > 0].sum()),
+        lambda: Computes(lambda _, x: torch.zeros(2, 3, 4) + x[x > 0].sum()),
         "depends on data",
     ),
     (drawing, "changes of module.0.module.rng ("),
     (
-        lambda: Computes(lambda x: (torch.rand(3), x[..., :4])[1]),
+        lambda: Computes(lambda _, x: (torch.rand(3), x[..., :4])[1]),
         "draws random numbers that it does not use (rand)",
     ),
 ]
@@ -507,20 +497,15 @@ def test_trainer_may_call_the_policy_between_frames() -> None:
             assert policy(batch)["agents", "action"].shape == (7, 3)
 
 
-class Flips(nn.Module):
-    """Branches on a random number."""
+def test_a_branch_on_a_drawn_number_is_as_likely_as_in_the_module() -> None:
+    """Sampling again after a failed guard would favour the recorded branch."""
 
-    pure_forward = True
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+    def flips(_: Any, observation: torch.Tensor) -> torch.Tensor:
         action = torch.zeros(observation.shape[:2], dtype=torch.int64)
         return action + 1 if bool(torch.rand(()) < 0.3) else action + 0
 
-
-def test_a_branch_on_a_drawn_number_is_as_likely_as_in_the_module() -> None:
-    """Sampling again after a failed guard would favour the recorded branch."""
     keys = ("hunter", "observation"), ("hunter", "action")
-    policy = TensorDictModule(Flips(), in_keys=[keys[0]], out_keys=[keys[1]])
+    policy = TensorDictModule(Computes(flips), in_keys=[keys[0]], out_keys=[keys[1]])
     with Collector(
         lambda: CountingEnv(n_prey=0), policy, frames_per_batch=200, seed=0
     ) as collector:
@@ -531,19 +516,12 @@ def test_a_branch_on_a_drawn_number_is_as_likely_as_in_the_module() -> None:
     assert actions == [int(torch.rand(()) < 0.3) for _ in range(200)]
 
 
-class NotFinite(nn.Module):
-    """A policy of every prey and hunter with an output without finite numbers."""
-
-    pure_forward = True
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        bad = x[..., :2] * float("nan")
-        return 0 * x[..., :2], torch.zeros(x.shape[0], 2, dtype=torch.int64), bad
-
-
 def test_outputs_that_are_not_finite_prove_nothing() -> None:
+    net = Computes(
+        lambda _, x: (0 * x[..., :2], torch.zeros(len(x), 2).long(), x * float("nan"))
+    )
     keys = [("prey", "action"), ("hunter", "action"), ("prey", "bad")]
-    policy = TensorDictModule(NotFinite(), [("prey", "observation")], keys)
+    policy = TensorDictModule(net, [("prey", "observation")], keys)
     with Collector(CountingEnv, policy, frames_per_batch=4) as collector:
         collector.next()
         assert "is not finite for random observations" in collector.explain()[0]

@@ -36,6 +36,7 @@ from torchrl.modules import (
     OrnsteinUhlenbeckProcessModule,
     ProbabilisticActor,
     QValueModule,
+    RandomPolicy,
     TanhDelta,
     TanhNormal,
 )
@@ -395,3 +396,34 @@ def test_calls_of_a_network_of_torchrl_change_no_setting(share_params: bool) -> 
         assert [state.changed() for state in states] == [False, False]
     net.eval()
     assert [state.changed() for state in states] == [True, True]
+
+
+@pytest.mark.processes
+def test_a_compiled_policy_that_overwrites_its_observation_acts_like_the_original() -> (
+    None
+):
+    torch.manual_seed(0)
+    net = nn.Linear(3, 3)
+    policy = TensorDictSequential(
+        TensorDictModule(net, [OBSERVATION], [OBSERVATION]),
+        TensorDictModule(nn.Tanh(), [OBSERVATION], [ACTION]),
+    )
+    options: Any = {"frames_per_batch": 40, "compile_policy": {"backend": "eager"}}
+    with Collector([Noughts] * 2, policy, seed=0, **options) as collector:
+        batch = collector.next()
+    ahead = batch["next", *OBSERVATION][:, :-1]
+    follows = ~batch["next", "done"][:, :-1, 0]
+    with torch.no_grad():
+        expected = net(ahead)
+    torch.testing.assert_close(batch[OBSERVATION][:, 1:][follows], expected[follows])
+    torch.testing.assert_close(batch[ACTION], batch[OBSERVATION].tanh())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_torchrls_random_policy_takes_random_actions(kind: Any) -> None:
+    batches = []
+    for policy in (RandomPolicy(choices()), None):
+        with kind(discrete, policy, frames_per_batch=20, seed=0) as collector:
+            batches.append(collector.next())
+    assert (batches[0] == batches[1]).all()

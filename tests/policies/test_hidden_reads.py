@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pure_modules import Called, Computes, collected
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from workloads.counting import CountingEnv
 
@@ -153,49 +153,23 @@ class Beyond(torch.autograd.Function):
         return torch.from_numpy(x.numpy() > LIMIT)
 
 
-class Branches(nn.Module):
-    """Acts in another way in frames late in an episode, as ``read`` tells it."""
-
-    pure_forward = True
-
-    def __init__(self, read: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.read = read
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        factor = -1 if self.read(x) else 1
-        action = factor * (x[..., :2] + 1) / 20
-        return action, torch.zeros(len(x), 2, dtype=torch.int64)
-
-
-class Called(Branches):
-    """The same, but not declared pure."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return super().forward(x)
-
-
-def collect(module: nn.Module) -> tuple[Tensor, str]:
-    """Return the actions of the prey, and how they were computed."""
-    policy = TensorDictModule(
-        module,
-        in_keys=[("prey", "observation")],
-        out_keys=[("prey", "action"), ("hunter", "action")],
-    )
-    envs = [CountingEnv] * 2
-    with Collector(envs, policy, frames_per_batch=80, seed=0) as collector:
-        actions = [collector.next()["prey", "action"].clone() for _ in range(2)]
-        return torch.cat(actions, 1), collector.explain()[0]
-
-
 def check_like_the_module(read: Callable[[Tensor], Any]) -> str:
-    """Check that a policy acts as when it is called; return how it acts."""
-    expected, how = collect(Called(read))
+    """Check that a policy acts as when it is called; return how it acts.
+
+    It acts in another way in frames late in an episode, as ``read`` tells it.
+    """
+
+    def act(_: Any, x: Tensor) -> Any:
+        factor = -1 if read(x) else 1
+        return factor * (x[..., :2] + 1) / 20, torch.zeros(len(x), 2).long()
+
+    keys: list[Any] = [("prey", "action"), ("hunter", "action")]
+    expected, how = collected(Collector, CountingEnv, Called(act), "prey", keys)
     assert "is called once per frame" in how
-    beyond = (expected < 0).flatten(2).any(-1)
+    beyond = (expected[keys[0]] < 0).flatten(2).any(-1)
     assert 5 < beyond.sum() < beyond.numel() - 5
-    actual, how = collect(Branches(read))
-    assert torch.equal(actual, expected), how
+    actual, how = collected(Collector, CountingEnv, Computes(act), "prey", keys)
+    assert torch.equal(actual[keys[0]], expected[keys[0]]), how
     return how
 
 

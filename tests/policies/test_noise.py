@@ -111,18 +111,6 @@ def test_marks_keep_the_states_of_generators() -> None:
         assert drawn(loaded) == numbers
 
 
-def test_heads_have_the_noise_until_take_back() -> None:
-    description = environment()
-    policy = make_policy(description)
-    head_noise = HeadNoise(policy, description, 1)
-    heads = [stream.head for stream in head_noise.streams]
-    assert len(heads) == 2
-    head_noise.give([stream.tensor for stream in head_noise.streams])
-    assert all(head.noise is not None for head in heads)
-    head_noise.take_back()
-    assert all(head.noise is None for head in heads)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_noise_has_the_precision_of_the_policy(dtype: torch.dtype) -> None:
     description = environment()

@@ -7,11 +7,10 @@ import pytest
 import torch
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule
 from torch import nn
+from workloads.counting import CountingEnv
 
-from marl_collect.policies.fused.recordable import (
-    says_pure,
-    why_not_recordable,
-)
+from marl_collect import MultiSyncCollector
+from marl_collect.policies.fused.recordable import says_pure, why_not_recordable
 
 
 class Pure(nn.Module):
@@ -43,10 +42,29 @@ def test_a_subclass_that_overrides_forward_must_declare_it_again() -> None:
     ]
 
 
-def test_one_object_may_declare_itself_pure() -> None:
-    net = Overrides()
-    net.pure_forward = True
-    assert says_pure(net)
+class Acts(nn.Module):
+    pure_forward = True
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x[..., :2] / 2000, torch.zeros(len(x), 2, dtype=torch.int64)
+
+
+@pytest.mark.processes
+def test_a_class_sent_by_value_keeps_what_it_declares_again() -> None:
+    """cloudpickle leaves out attributes that equal those of the base."""
+
+    class Again(Acts):
+        pure_forward = True
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return super().forward(x)
+
+    keys = [("prey", "action"), ("hunter", "action")]
+    policy = TensorDictModule(Again(), [("prey", "observation")], keys)
+    with MultiSyncCollector([CountingEnv], policy, frames_per_batch=9) as collector:
+        collector.next()
+        (text,) = collector.explain()
+    assert text.startswith("Fused")
 
 
 @pytest.mark.parametrize(
