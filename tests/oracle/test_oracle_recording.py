@@ -52,13 +52,15 @@ def test_all_ranks_record_the_frames_of_their_environments(data: st.DataObject) 
     each, frames = draw(st.integers(1, 2)), draw(st.integers(1, 9))
     batches, seed = draw(st.integers(1, 3)), draw(st.integers(0, 3))
     limit = draw(st.none() | st.integers(1, 6))
-    episodes = draw(st.integers(0, 3))  # 0: record frames.
+    # Without episodes, frames are recorded.
+    episodes = draw(st.just(0) | st.integers(1, 3 * workers * each))
+    compact = draw(st.booleans())
     policy = kind.build(world)
     pristine = copy.deepcopy(policy)
     size = workers * each
     amount: Any = {"frames": batches * frames * size}
     if episodes:
-        amount = {"episodes": episodes * size}
+        amount = {"episodes": episodes}
     with TemporaryDirectory() as folder:
         for rank in range(ranks):
             record(
@@ -69,6 +71,7 @@ def test_all_ranks_record_the_frames_of_their_environments(data: st.DataObject) 
                 envs_per_worker=1 if world.batched else each,
                 frames_per_batch=frames * size,
                 max_frames_per_traj=limit,
+                compact_obs=compact,
                 seed=seed,
                 rank=rank,
                 world_size=ranks,
@@ -87,9 +90,15 @@ def test_all_ranks_record_the_frames_of_their_environments(data: st.DataObject) 
             reads_init=kind.reads_init,
             lingers=kind.lingers,
         )
-        expected |= play(worker, 0 if episodes else batches * frames, episodes)
-    if episodes:
-        expected = {n: f for n, f in expected.items() if n & 0xFFFFFFFF < episodes}
+        most = -(-episodes // size)  # Of an environment.
+        expected |= play(worker, 0 if episodes else batches * frames, most)
+    if episodes:  # One more of the first environments, if the number is not a multiple.
+        share, rest = divmod(episodes, size)
+        expected = {
+            number: trajectory
+            for number, trajectory in expected.items()
+            if number & 0xFFFFFFFF < share + ((number >> 32) % size < rest)
+        }
     assert len(dataset) == sum(map(len, expected.values()))
     ids = recorded["collector", "traj_ids"]
     for number, trajectory in expected.items():

@@ -4,20 +4,26 @@ Frames are compared as bytes with what was added, and episodes are put together 
 plain loop: the package's storage only writes and reads.
 """
 
+import errno
+import itertools
+import os
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, EnvDescription, GroupDescription
+from marl_collect.core.tensordicts import flatten
 from marl_collect.storage import (
     Dataset,
     DatasetDescription,
@@ -65,78 +71,64 @@ class Stream:
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
-        self._episode = [0 if self.begun else 7] * self.n_envs
-        self._frame = [0 if self.begun else 3] * self.n_envs
-        self._root = [self._draw() for _ in range(self.n_envs)]
+        self._kinds: Any = {"observation": (torch.float32, (3,)), **self.extras}
+        self._episode = np.full(self.n_envs, 0 if self.begun else 7)
+        self._frame = np.full(self.n_envs, 0 if self.begun else 3)
+        self._root = self._draw()
 
     def batch(self, frames: int = 6) -> TensorDict:
         """Return the next batch ``[n_envs, frames]``."""
-        rows = [[self._step(env) for _ in range(frames)] for env in range(self.n_envs)]
-        batch: Any = torch.stack([torch.stack(row) for row in rows])
-        if self.ragged:
+        valid = np.ones((self.n_envs, frames), np.bool_)
+        if self.ragged and self.n_envs > 1:
             # What is behind the mask is padding, whatever its values are.
-            valid = torch.ones(self.n_envs, frames, dtype=torch.bool)
-            short = self._rng.integers(1, frames + 1)
-            if self.n_envs > 1:
-                valid[-1, short:] = False
-                self._rewind(rows[-1], int(short))
-            batch["collector", "mask"] = valid
+            valid[-1, self._rng.integers(1, frames + 1) :] = False
+        steps = [self._step(column) for column in valid.T]
+        batch = TensorDict({}, valid.shape)
+        for key in steps[0]:
+            values = torch.from_numpy(np.stack([step[key] for step in steps], 1))
+            if key[-1] in self._kinds:
+                dtype, _ = self._kinds[key[-1]]
+                values = values.flatten().view(dtype).view(values.shape[:-1])
+            batch[key] = values
+        if self.ragged:
+            batch["collector", "mask"] = torch.from_numpy(valid)
         return batch
 
     def batches(self, count: int = 2, frames: int = 6) -> list[TensorDict]:
-        """Return the next batches."""
         return [self.batch(frames) for _ in range(count)]
 
-    def _rewind(self, row: list[TensorDict], short: int) -> None:
-        """Continue the last row behind its last valid frame."""
-        if short == len(row):
-            return
-        following = row[short]
-        traj_id = int(following["collector", "traj_ids"])
-        self._episode[-1] = traj_id & 0xFFFFFFFF
-        self._frame[-1] = int(following["frame"])
-        self._root[-1] = following.select("g").exclude(("g", "action")).clone()
+    def _draw(self) -> dict[str, Any]:
+        """Draw any bits: NaN, infinities and -0.0 among them."""
+        values: dict[str, Any] = {}
+        for name, (dtype, shape) in self._kinds.items():
+            size = (self.n_envs, N_AGENTS, *shape, dtype.itemsize)
+            high = 2 if dtype == torch.bool else 256
+            values[name] = self._rng.integers(0, high, size, np.uint8)
+        return values
 
-    def _draw(self) -> TensorDict:
-        group = {"observation": self._values(torch.float32, (3,))}
-        for name, (dtype, shape) in self.extras.items():
-            group[name] = self._values(dtype, shape)
-        return TensorDict({"g": TensorDict(group, [N_AGENTS])}, [])
-
-    def _values(self, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        raw = self._rng.integers(0, 256, (N_AGENTS, *shape, dtype.itemsize), np.uint8)
-        if dtype == torch.bool:
-            raw &= 1
-        if not raw.size:
-            return torch.empty(N_AGENTS, *shape, dtype=dtype)
-        # Any bits: NaN, infinities and -0.0 among them.
-        return torch.from_numpy(raw.reshape(-1)).view(dtype).reshape(N_AGENTS, *shape)
-
-    def _step(self, env: int) -> TensorDict:
-        root, following = self._root[env], self._draw()
-        if self._rng.random() < 0.2:  # Observations that stand still.
-            following = root.clone()
-        done = torch.tensor([bool(self._rng.random() < 0.25)])
-        terminated = done & bool(self._rng.integers(2))
-        is_init = torch.tensor([self._frame[env] == 0])
-        frame = root.clone()
-        frame["g", "action"] = torch.from_numpy(self._rng.integers(0, 5, N_AGENTS))
-        frame["frame"] = torch.tensor(self._frame[env])
-        traj_id = (env << 32) + self._episode[env]
-        frame["collector"] = TensorDict({"traj_ids": torch.tensor(traj_id)}, [])
+    def _step(self, moves: Any) -> dict[tuple[str, ...], Any]:
+        """Return the next frame of each environment, and go on in those that move."""
+        after, fresh, draw = self._draw(), self._draw(), self._rng.random
+        done, stays = draw(self.n_envs) < 0.25, draw(self.n_envs) < 0.2
+        terminated = done & (draw(self.n_envs) < 0.5)
+        frame: dict[tuple[str, ...], Any] = {}
+        for name, root in self._root.items():
+            after[name][stays] = root[stays]  # Observations that stand still.
+            frame["g", name], frame["next", "g", name] = root, after[name]
+            following = after[name].copy()
+            following[done], following[~moves] = fresh[name][done], root[~moves]
+            self._root[name] = following
+        frame["g", "action"] = self._rng.integers(0, 5, (self.n_envs, N_AGENTS))
+        frame["frame",] = self._frame
+        frame["collector", "traj_ids"] = (np.arange(self.n_envs) << 32) + self._episode
         if self.says_begin:
-            frame["is_init"] = is_init
-        nxt = following.clone()
-        reward = self._rng.standard_normal((N_AGENTS, 1)).astype(np.float32)
-        nxt["g", "reward"] = torch.from_numpy(reward)
-        nxt["done"], nxt["terminated"] = done, terminated
-        frame["next"] = nxt
-        self._frame[env] += 1
-        self._root[env] = following
-        if done:
-            self._episode[env] += 1
-            self._frame[env] = 0
-            self._root[env] = self._draw()
+            frame["is_init",] = self._frame[:, None] == 0
+        rewards = self._rng.standard_normal((self.n_envs, N_AGENTS, 1), np.float32)
+        frame["next", "g", "reward"] = rewards
+        frame["next", "done"] = done[:, None]
+        frame["next", "terminated"] = terminated[:, None]
+        self._frame = np.where(moves, np.where(done, 0, self._frame + 1), self._frame)
+        self._episode = self._episode + (moves & done)
         return frame
 
 
@@ -150,17 +142,7 @@ def collected(
     endless: bool = False,
     **options: Any,
 ) -> tuple[DatasetDescription, list[TensorDict]]:
-    """Collect batches of a counting environment.
-
-    Args:
-        n_envs: rows of a batch.
-        frames: of a batch.
-        batches: how many.
-        seed: of the collector.
-        state: whether the environment has a state.
-        endless: whether its episodes never end.
-        options: of the collector.
-    """
+    """Collect batches of counting environments; endless ones never end an episode."""
     lengths: Any = {"min_length": 10**9, "max_length": 10**9, "deaths": False}
     collector = Collector(
         [lambda: CountingEnv(state=state, **(lengths if endless else {}))] * n_envs,
@@ -186,6 +168,18 @@ def write(
     return writer.run
 
 
+def add_run(path: Path, seed: int, task: str = "c") -> list[TensorDict]:
+    """Write a run with pictures, whose episodes cross batches; return its batches."""
+    about, batches = collected(3, frames=30, batches=10, seed=seed, state=True)
+    for batch in batches:
+        shape = (*batch.shape, 2, 40, 36, 3)
+        batch["hunter", "image"] = torch.randint(256, shape, dtype=torch.uint8)
+    versions = {"python": "3.11" if seed < 2 else "3.12"}
+    run = RunDescription(seed, {"kind": "random"}, versions=versions)
+    write(path, batches, DatasetDescription(task, about.environment), run)
+    return batches
+
+
 def read(dataset: Dataset | Path) -> list[Frame]:
     """Return all frames of a dataset, or of the folder of one, as bytes by key."""
     if isinstance(dataset, Path):
@@ -195,32 +189,25 @@ def read(dataset: Dataset | Path) -> list[Frame]:
 
 def frames_of(*batches: TensorDict) -> list[Frame]:
     """Return the valid frames of batches, row by row, as bytes by key."""
-    return [frame for batch in batches for frame in _frames_of(batch)]
-
-
-def _frames_of(batch: TensorDict) -> list[Frame]:
-    keys = [
-        key if isinstance(key, tuple) else (key,)
-        for key in batch.keys(include_nested=True, leaves_only=True)
-    ]
-    mask = ("collector", "mask")
-    valid = batch[mask] if mask in keys else torch.ones(batch.shape, dtype=torch.bool)
-    tensors = {key: batch[key] for key in keys if key != mask}
-    return [
-        {key: bytes_of(tensor[b, t]) for key, tensor in tensors.items()}
-        for b, t in valid.nonzero().tolist()
-    ]
+    frames: list[Frame] = []
+    for batch in batches:
+        tensors = flatten(batch)
+        everything = torch.ones(batch.shape, dtype=torch.bool)
+        valid = tensors.pop(("collector", "mask"), everything)
+        frames += [
+            {key: bytes_of(tensor[b, t]) for key, tensor in tensors.items()}
+            for b, t in valid.nonzero().tolist()
+        ]
+    return frames
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
-    """Return the bytes of a tensor."""
     if not tensor.numel():
         return b""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def flat_frames(data: TensorDict) -> list[Frame]:
-    """Return frames ``[n]`` that were read, as bytes by key."""
     return frames_of(data.unsqueeze(0))
 
 
@@ -230,7 +217,6 @@ def number(frame: Frame) -> int:
 
 
 def traj_id(frame: Frame) -> int:
-    """Return the trajectory of a frame."""
     return int(np.frombuffer(frame["collector", "traj_ids"], np.int64)[0])
 
 
@@ -265,3 +251,26 @@ def damage(path: Path, draw: random.Random) -> None:
     else:
         content[at : at + 4] = draw.randbytes(len(content[at : at + 4]))
     path.write_bytes(content)
+
+
+class BrokenDiskError(OSError):
+    """A disk that fails."""
+
+
+@contextmanager
+def failing(call: int, number: int = errno.EIO) -> Iterator[None]:
+    """Let the calls that change what is on disk fail, from one of them on."""
+    calls = itertools.count()
+
+    def wrap(function: Any) -> Any:
+        def wrapped(*args: Any, **keywords: Any) -> Any:
+            if next(calls) >= call:
+                raise BrokenDiskError(number, "broken disk")
+            return function(*args, **keywords)
+
+        return wrapped
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("open", "fsync", "rename"):
+            patch.setattr(os, name, wrap(getattr(os, name)))
+        yield

@@ -1,7 +1,7 @@
 """Copies between folders, a memory file system and a local S3 server."""
 
-import json
 import os
+import shutil
 import sys
 import uuid
 from collections.abc import Iterator
@@ -17,10 +17,15 @@ from fsspec.implementations.memory import MemoryFileSystem
 from storage_streams import ABOUT, Frame, Stream, frames_of, read, write
 from support.stores import s3_server
 
-from marl_collect.storage import DatasetDescription, DatasetError
-from marl_collect.storage.copying import copy
-from marl_collect.storage.dataset import Dataset, open_dataset
-from marl_collect.storage.writer import Writer
+from marl_collect.storage import (
+    Dataset,
+    DatasetDescription,
+    DatasetError,
+    Writer,
+    copy,
+    copying,
+    open_dataset,
+)
 
 Location = tuple[str, dict[str, Any]]
 
@@ -40,12 +45,6 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
         return f"s3://bucket/{name}", request.getfixturevalue("server")
     places = {"folder": str(tmp_path / name), "memory": f"memory://store/{name}"}
     return places[request.param], {}
-
-
-@pytest.fixture
-def store(location: Location) -> Location:
-    """A URL."""
-    return location
 
 
 URLS = pytest.mark.parametrize("location", ["memory", "s3"], indirect=True)
@@ -78,28 +77,12 @@ def names(location: Location) -> list[str]:
     """Return the names of the files at a location, hidden ones too."""
     place, root = fsspec.url_to_fs(location[0], **location[1])
     place.invalidate_cache()
-    return sorted(path.rpartition("/")[2] for path in place.ls(root, detail=False))
+    paths = (path.rpartition("/")[2] for path in place.ls(root, detail=False))
+    return sorted(name for name in paths if name != ".cache")
 
 
-def opened(location: Location, **options: Any) -> Dataset:
-    return open_dataset(location[0], **location[1], **options)
-
-
-def transfers(store: Location, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list to which the name of each file is added that a store transfers."""
-    place, _ = fsspec.url_to_fs(store[0], **store[1])
-    # Without asyncio, each thread has an instance of its own.
-    owner = place if place.async_impl else type(place)
-    transferred: list[str] = []
-    for name in ("get_file", "put_file"):
-
-        def counted(source: str, *arguments: Any, method: Any, **options: Any) -> None:
-            transferred.append(source.rpartition("/")[2])
-            method(source, *arguments, **options)
-
-        method = partial(counted, method=getattr(place, name))
-        monkeypatch.setattr(owner, name, staticmethod(method))
-    return transferred
+def opened(location: Location) -> Dataset:
+    return open_dataset(location[0], **location[1])
 
 
 def test_a_copy_reads_like_the_original(
@@ -126,80 +109,68 @@ def test_a_copy_reads_like_the_original(
 
 @URLS
 def test_only_new_files_are_copied_and_fetched_once(
-    store: Location, local: Path, monkeypatch: pytest.MonkeyPatch
+    location: Location, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url, options = store
-    transferred = transfers(store, monkeypatch)
+    url, options = location
+    transferred: list[str] = []
+    transfer = copying._transfer
+
+    def counted(origin: Any, goal: Any, name: str, *about: Any) -> None:
+        transferred.append(name)
+        transfer(origin, goal, name, *about)
+
+    monkeypatch.setattr(copying, "_transfer", counted)
     before = {path.name for path in local.glob("*.parquet")}
     assert copy(local, url, **options) == 6
     assert sorted(transferred) == sorted(before)
     with ThreadPoolExecutor(3) as pool:  # Readers at once.
-        datasets = [*pool.map(opened, [store] * 3)]
+        datasets = [*pool.map(opened, [location] * 3)]
     assert [len(dataset) for dataset in datasets] == [72] * 3
     assert sorted(transferred) == sorted([*before] * 2)
     assert copy(local, url, **options) == 0
-    assert len(opened(store)) == 72
+    assert len(opened(location)) == 72
     write_files(local, 2, batches=1)
     (new,) = {path.name for path in local.glob("*.parquet")} - before
     assert copy(local, url, **options) == 1
-    assert read(opened(store)) == read(local)
+    assert read(opened(location)) == read(local)
     assert transferred[12:] == [new, new]
+    # As a store without atomic writes may leave it when a copy is interrupted.
+    place, root = fsspec.url_to_fs(url, **options)
+    place.pipe_file(f"{root}/{new}", b"PAR1")
+    assert copy(local, url, **options) == 1
+    assert read(opened(location)) == read(local)
 
 
-@URLS
-def test_files_that_a_writer_joins_replace_their_parts(
-    store: Location, tmp_path: Path, caches: Path
+def test_files_that_a_writer_joins_are_copied_but_not_decoded_again(
+    location: Location, tmp_path: Path
 ) -> None:
-    url, options = store
+    url, options = location
     batches = Stream(1).batches(3)
-    frames = frames_of(*batches)
+    places: Any = (tmp_path / "d", {}), location
+
+    def generations() -> list[str]:
+        datasets = [open_dataset(path, **settings) for path, settings in places]
+        for dataset in datasets:
+            assert read(dataset) == frames_of(*batches)
+            dataset.verify()
+        return [dataset.transitions.cache.state.generation for dataset in datasets]
+
     with Writer(tmp_path / "d", ABOUT) as writer:
         for batch in batches:
             writer.add(batch)
         assert copy(tmp_path / "d", url, **options) == 3
-        assert read(opened(store)) == frames
-        (state,) = caches.rglob("state.json")
-        generation = json.loads(state.read_text())["generation"]
+        before = generations()
     assert copy(tmp_path / "d", url, **options) == 1
-    (name,) = names(store)
+    (name,) = names(location)
     assert name.endswith(".000000-000002.parquet")
-    assert read(opened(store)) == frames
-    assert json.loads(state.read_text())["generation"] == generation
-    assert [path.name for path in caches.rglob("*.parquet")] == [name]
-    # A folder, too.
-    copy(url, tmp_path / "copy", **options)
-    assert [path.name for path in (tmp_path / "copy").iterdir()] == [name]
-
-
-@pytest.mark.parametrize("method", ["open", "get_file"])
-def test_a_file_that_vanishes_meanwhile_was_joined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    stream = Stream(1)
-    batches = stream.batches(3)
-    writer = Writer(tmp_path / "d", ABOUT)
-    for batch in batches:
-        writer.add(batch)
-        copy(tmp_path / "d", tmp_path / "copy")
-    writer.add(batch := stream.batch())
-    kind = type(fsspec.filesystem("file"))
-    read_file = getattr(kind, method)
-
-    def join_first(place: Any, path: str, *arguments: Any, **options: Any) -> Any:
-        if Path(path).parent == tmp_path / "d":
-            writer.close()
-        return read_file(place, path, *arguments, **options)
-
-    monkeypatch.setattr(kind, method, join_first)
-    assert copy(tmp_path / "d", tmp_path / "copy") == 1
-    assert read(tmp_path / "copy") == frames_of(*batches, batch)
+    assert generations() == before
 
 
 @URLS
 def test_a_cache_keeps_several_urls_without_what_was_deleted_there(
-    store: Location, local: Path, tmp_path: Path, caches: Path
+    location: Location, local: Path, tmp_path: Path, caches: Path
 ) -> None:
-    url, options = store
+    url, options = location
     write_files(tmp_path / "other", 7)
     for source, name in ((local, "a"), (tmp_path / "other", "b")):
         copy(source, f"{url}/{name}", **options)
@@ -214,31 +185,6 @@ def test_a_cache_keeps_several_urls_without_what_was_deleted_there(
         place.rm_file(f"{root}/a/{path.name}")
         path.unlink()
     assert read(open_dataset(f"{url}/a", **kept)) == read(local)
-
-
-@URLS
-def test_a_copy_that_was_interrupted_is_a_dataset_and_goes_on(
-    store: Location, local: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Kills of a copy to a folder are in ``test_storage_kills.py``."""
-    url, options = store
-    place, root = fsspec.url_to_fs(url, **options)  # The same instance for all.
-    put_file, calls = place.put_file, iter(range(100))
-
-    def put(*arguments: Any, **settings: Any) -> None:
-        if next(calls) == 4:
-            raise KeyboardInterrupt
-        put_file(*arguments, **settings)
-
-    monkeypatch.setattr(place, "put_file", put)
-    with pytest.raises(KeyboardInterrupt):
-        copy(local, url, **options)
-    frames = read(local)
-    assert read(opened(store)) == frames[:48]
-    last = names(store)[-1]  # As a store without atomic writes may leave it.
-    place.pipe_file(f"{root}/{last}", b"PAR1")
-    assert copy(local, url, **options) == 3
-    assert read(opened(store)) == frames
 
 
 def test_a_target_of_another_kind_is_refused(
@@ -259,43 +205,46 @@ def test_a_target_of_another_kind_is_refused(
     assert names(location) == before
 
 
+GONE: dict[str, Any] = {
+    "endpoint_url": "http://127.0.0.1:9",
+    "config_kwargs": {"retries": {"max_attempts": 0}},
+    "key": "k",
+    "secret": "s",
+}
+copy_gone, open_gone = partial(copy, **GONE), partial(open_dataset, **GONE)
+PLACES: Any = [
+    (FileNotFoundError, "none has no batches of a dataset", copy, "none", "copy"),
+    (FileNotFoundError, "memory://none has no batches", open_dataset, "memory://none"),
+    (FileNotFoundError, "memory://x has no batches", open_dataset, "memory:///x"),
+    (DatasetError, "lacking lacks batch 1 of the run", copy, "lacking", "copy"),
+    (ValueError, "options for URLs: endpoint_url", copy_gone, "d", "copy"),
+    (ValueError, "is no URL: endpoint_url.* are for URLs", open_gone, "d"),
+    (ValueError, "pass its path, without file", open_dataset, "file:///x"),
+    (ValueError, "pass its path, without file", open_dataset, Path("file:///x")),
+    (ValueError, "pass its path, without local", open_dataset, "local://x"),
+    (ValueError, "as s3://bucket/data does", copy, "d", "s3://"),
+    (ValueError, "as s3://bucket/data does", copy, "d", "s3:///"),
+    (OSError, "nothing://x cannot be .*Protocol not known", copy, "d", "nothing://x"),
+    (OSError, "s3://bucket/x cannot be read or written", open_gone, "s3://bucket/x"),
+]
+
+
+@pytest.mark.parametrize("row", PLACES)
 def test_bad_places_are_errors_that_name_them(
-    local: Path, tmp_path: Path, server: dict[str, Any]
+    row: Any, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(FileNotFoundError, match="none has no batches of a dataset"):
-        copy(tmp_path / "none", tmp_path / "copy")
-    with pytest.raises(FileNotFoundError, match="memory://none has no batches"):
-        open_dataset("memory://none")
-    with pytest.raises(ValueError, match="options for URLs: endpoint_url"):
-        copy(local, tmp_path / "copy", endpoint_url="x")
-    with pytest.raises(ValueError, match="is no URL: endpoint_url are for URLs"):
-        open_dataset(local, endpoint_url="x")
-    with pytest.raises(OSError, match=r"nothing://x cannot be .*Protocol not known"):
-        copy(local, "nothing://x")
-    for url in ("file:///x", Path("file:///x"), "local://x"):
-        with pytest.raises(ValueError, match="pass its path, without"):
-            open_dataset(url)
-    with pytest.raises(FileNotFoundError, match="memory://x has no batches"):
-        open_dataset("memory:///x")
-    for url in ("s3://", "s3:///"):
-        with pytest.raises(ValueError, match="as s3://bucket/data does"):
-            copy(local, url)
+    error, message, use, *places = row
+    monkeypatch.chdir(local.parent)
+    lacking = Path(shutil.copytree(local, "lacking"))
+    sorted(lacking.glob("*.parquet"))[1].unlink()
+    with pytest.raises(error, match=message):
+        use(*places)
+    assert not Path("copy").exists()
+
+
+def test_a_bucket_must_exist(local: Path, server: dict[str, Any]) -> None:
     with pytest.raises(OSError, match="bucket does not exist"):
         copy(local, "s3://none/x", **server)
-    gone = server | {
-        "endpoint_url": "http://127.0.0.1:9",
-        "config_kwargs": {"retries": {"max_attempts": 0}},
-    }
-    with pytest.raises(OSError, match="s3://bucket/x cannot be read or written"):
-        open_dataset("s3://bucket/x", **gone)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "notes").touch()
-    with pytest.raises(FileExistsError, match="full holds no dataset, but notes"):
-        copy(local, tmp_path / "full")
-    sorted(local.glob("*.parquet"))[1].unlink()
-    with pytest.raises(DatasetError, match="d lacks batch 1 of the run"):
-        copy(local, tmp_path / "copy")
-    assert not (tmp_path / "copy").exists()
 
 
 def test_a_missing_package_is_named(
@@ -304,19 +253,16 @@ def test_a_missing_package_is_named(
     monkeypatch.setitem(sys.modules, "s3fs", None)
     classes = sys.modules["fsspec.registry"]._registry
     monkeypatch.delitem(classes, "s3", raising=False)
-    for use in (
-        lambda: copy(local, "s3://bucket/x"),
-        lambda: open_dataset("s3://bucket/x"),
-    ):
+    for use in (partial(copy, local), open_dataset):
         with pytest.raises(ImportError, match=r"s3fs.*marl-collect\[cloud\]"):
-            use()
+            use("s3://bucket/x")
 
 
 @URLS
 def test_a_file_that_changes_while_it_is_fetched_is_an_error(
-    store: Location, local: Path, caches: Path, monkeypatch: pytest.MonkeyPatch
+    location: Location, local: Path, caches: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url, options = store
+    url, options = location
     copy(local, url, **options)
     place, _ = fsspec.url_to_fs(url, **options)  # The same instance for all.
     get_file = place.get_file
@@ -327,7 +273,7 @@ def test_a_file_that_changes_while_it_is_fetched_is_an_error(
 
     monkeypatch.setattr(place, "get_file", cut)
     with pytest.raises(OSError, match=r"parquet was changed while it was copied"):
-        opened(store)
+        opened(location)
     assert not [path for path in caches.rglob("*") if "parquet" in path.name]
 
 
@@ -338,9 +284,8 @@ def test_urls_are_not_written_to(
     monkeypatch.chdir(tmp_path)
     episodes = open_dataset(local).trajectories
     before = os.listdir()
+    message = "`marl-collect copy FOLDER s3://bucket/d`"
     for use in (lambda: Writer(path, ABOUT), lambda: episodes.save(path)):
-        with pytest.raises(
-            ValueError, match="`marl-collect copy FOLDER s3://bucket/d`"
-        ):
+        with pytest.raises(ValueError, match=message):
             use()
     assert os.listdir() == before

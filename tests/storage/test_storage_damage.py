@@ -6,16 +6,14 @@
 import os
 import random
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-
-pytest.importorskip("pyarrow")
-
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
+import torch
 from storage_streams import (
     ABOUT,
     Frame,
@@ -27,9 +25,7 @@ from storage_streams import (
     write,
 )
 
-from marl_collect.storage import DatasetError, copy
-from marl_collect.storage.dataset import open_dataset
-from marl_collect.storage.writer import Writer
+from marl_collect.storage import DatasetError, Writer, copy, open_dataset
 
 PARTS = 4
 TRIALS = int(os.environ.get("MARL_COLLECT_DAMAGES", "200")) // PARTS
@@ -88,85 +84,48 @@ def test_damage_is_an_error_or_does_not_matter(
     assert errors > TRIALS // (2 if where == "files" else 4)
 
 
-@pytest.mark.parametrize("kind", ["records", "large", "index", "order", "episodes"])
-@pytest.mark.parametrize("is_empty", [False, True])
-@pytest.mark.parametrize("grows", [False, True])
-def test_a_cache_without_one_of_its_files_is_built_again(
-    tmp_path: Path, kind: str, is_empty: bool, grows: bool
-) -> None:
-    expected = write_two(tmp_path)
-    open_dataset(tmp_path)
-    (path,) = (tmp_path / ".cache").glob(f"*.{kind}*")
-    path.unlink()
-    if is_empty and not path.name.endswith(".npy"):
-        path.touch()
-    if grows:
-        write(tmp_path, [batch := Stream(7, extras=EXTRAS).batch()])
-        expected += frames_of(batch)
-    dataset = open_dataset(tmp_path)
-    assert read(dataset) == expected
-    dataset.verify()
+def about(t: pa.Table, old: bytes, new: bytes) -> pa.Table:
+    """Change the metadata of a table."""
+    entries = t.schema.metadata.items()
+    return t.replace_schema_metadata({k: v.replace(old, new) for k, v in entries})
 
 
-def rewritten(path: Path, change: Any) -> None:
-    """Replace a file by another one that Parquet's readers accept."""
-    pq.write_table(change(pq.read_table(path)), path)
+def field(t: pa.Table, key: bytes, value: bytes) -> pa.Table:
+    """Change what a table says about observations."""
+    number = t.schema.get_field_index("g.observation")
+    old = t.schema.field(number)
+    new = old.with_metadata({**old.metadata, key: value})
+    return t.cast(t.schema.set(number, new))
 
 
-def about(old: bytes, new: bytes) -> Any:
-    """Return a function that changes the metadata of a table."""
-
-    def change(t: pa.Table) -> pa.Table:
-        entries = t.schema.metadata.items()
-        return t.replace_schema_metadata({k: v.replace(old, new) for k, v in entries})
-
-    return change
+def values(t: pa.Table, name: str, make: Any = pa.nulls) -> pa.Table:
+    """Replace a column; without ``make`` by nulls."""
+    number = t.schema.get_field_index(name)
+    old = t.schema.field(number)
+    return t.set_column(number, old, make(len(t), old.type))
 
 
-def field(key: bytes, value: bytes) -> Any:
-    """Return a function that changes what a table says about observations."""
-
-    def change(t: pa.Table) -> pa.Table:
-        number = t.schema.get_field_index("g.observation")
-        old = t.schema.field(number)
-        new = old.with_metadata({**old.metadata, key: value})
-        return t.cast(t.schema.set(number, new))
-
-    return change
-
-
-def values(name: str, make: Any = pa.nulls) -> Any:
-    """Return a function that replaces a column; without ``make`` by nulls."""
-
-    def change(t: pa.Table) -> pa.Table:
-        number = t.schema.get_field_index(name)
-        old = t.schema.field(number)
-        return t.set_column(number, old, make(len(t), old.type))
-
-    return change
-
-
-HOSTILE = {
+HOSTILE: dict[str, Any] = {
     "no description": lambda t: t.replace_schema_metadata(None),
-    "another entry": about(b"description", b"descriptioN"),
-    "no JSON": about(b"}", b""),
-    "another version": about(b'"version": 1', b'"version": 99'),
-    "no run": about(b'"run"', b'"ruN"'),
-    "a huge shape": field(b"shape", b"[2, 9999999999999]"),
-    "a negative shape": field(b"shape", b"[-1]"),
-    "a wrong dtype": field(b"dtype", b"float64"),
-    "no dtype": field(b"dtype", b"os.system"),
-    "another key": field(b"key", b'["g", "observatioN"]'),
-    "no text": field(b"dtype", b"\xfffloat32"),
-    "a path as key": field(b"key", b'["..", "x"]'),
-    "large frames that are short": values(
-        "g.image", lambda n, kind: pa.array([b"x"] * n, kind)
+    "another entry": lambda t: about(t, b"description", b"descriptioN"),
+    "no JSON": lambda t: about(t, b"}", b""),
+    "another version": lambda t: about(t, b'"version": 1', b'"version": 99'),
+    "no run": lambda t: about(t, b'"run"', b'"ruN"'),
+    "a huge shape": lambda t: field(t, b"shape", b"[2, 9999999999999]"),
+    "a negative shape": lambda t: field(t, b"shape", b"[-1]"),
+    "a wrong dtype": lambda t: field(t, b"dtype", b"float64"),
+    "no dtype": lambda t: field(t, b"dtype", b"os.system"),
+    "another key": lambda t: field(t, b"key", b'["g", "observatioN"]'),
+    "no text": lambda t: field(t, b"dtype", b"\xfffloat32"),
+    "a path as key": lambda t: field(t, b"key", b'["..", "x"]'),
+    "large frames that are short": lambda t: values(
+        t, "g.image", lambda n, kind: pa.array([b"x"] * n, kind)
     ),
     "no trajectories": lambda t: t.drop_columns(["collector.traj_ids"]),
     "no frames": lambda t: t.slice(0, 0),
-    "a null at the end": values("next.g.reward"),
-    "a null at the root": values("frame"),
-    "runs without a name": values("run"),
+    "a null at the end": lambda t: values(t, "next.g.reward"),
+    "a null at the root": lambda t: values(t, "frame"),
+    "runs without a name": lambda t: values(t, "run"),
     "half of the rows": lambda t: t.take(list(range(len(t)))[::2]),
     "rows in another order": lambda t: t.take(list(range(len(t)))[::-1]),
 }
@@ -179,51 +138,45 @@ def test_a_file_that_says_something_impossible_is_refused(
 ) -> None:
     write_two(tmp_path)
     path = which(tmp_path.glob("*.parquet"))
-    rewritten(path, HOSTILE[kind])
-    with pytest.raises(DatasetError, match=path.name):
-        open_dataset(tmp_path)
-    for path in (tmp_path / ".cache").glob("*"):
-        assert path.stat().st_size < 10_000_000
-
-
-def test_builds_that_fail_leave_nothing(tmp_path: Path) -> None:
-    write_two(tmp_path)
-    path = max(tmp_path.glob("*.parquet"))
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    for _ in range(3):
+    pq.write_table(HOSTILE[kind](pq.read_table(path)), path)
+    for _ in range(2):
         with pytest.raises(DatasetError, match=path.name):
             open_dataset(tmp_path)
-        assert {p.name for p in (tmp_path / ".cache").iterdir()} <= {".lock"}
+    # A cache is complete, or nothing of it is left.
+    left = {path.name: path.stat().st_size for path in tmp_path.glob(".cache/*")}
+    assert "state.json" in left or left.keys() <= {".lock"}
+    assert all(size < 10_000_000 for size in left.values())
 
 
 def test_files_of_others_are_named(tmp_path: Path) -> None:
     write_two(folder := tmp_path / "data")
     first, last = sorted(folder.glob("*.parquet"))
-    uses: Any = {
-        "open": open_dataset,
-        "copy": lambda path: copy(path, tmp_path / "copy"),
-        "write": lambda path: Writer(path, ABOUT),
-    }
+    writer, copied = partial(Writer, description=ABOUT), tmp_path / "copy"
+    uses = open_dataset, writer, partial(copy, target=copied)
+
+    def refused(place: Path, error: Any, message: str, *by: Any) -> None:
+        for use in by:
+            with pytest.raises(error, match=message):
+                use(place)
+
     content = last.read_bytes()
     last.unlink()
     os.mkfifo(last)
-    for use in uses.values():
-        with pytest.raises(DatasetError, match=f"{last.name} is not a file"):
-            use(folder)
+    refused(folder, DatasetError, f"{last.name} is not a file", *uses)
     last.unlink()
     no_time = folder / "99999999-999999-999999-00000000.000000-000000.parquet"
     no_time.write_bytes(content)
-    with pytest.raises(DatasetError, match=no_time.name):
-        uses["write"](folder)
+    refused(folder, DatasetError, no_time.name, writer)
     no_time.rename(folder / "mine.parquet")
-    for use in uses.values():
-        with pytest.raises(DatasetError, match=r"mine\.parquet is not a file of a da"):
-            use(folder)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="not a folder of a dataset"):
-        open_dataset(tmp_path / "nowhere")
-    with pytest.raises(NotADirectoryError):
-        open_dataset(first)
-    with pytest.raises(FileNotFoundError, match="no batches"):
-        open_dataset(tmp_path / "empty")
+    refused(folder, DatasetError, r"mine\.parquet is not a file of a da", *uses)
+    refused(first, NotADirectoryError, "is not a folder", open_dataset)
+    refused(first, NotADirectoryError, "is a file", writer)
+    missing = "not a folder of a dataset"
+    refused(tmp_path / "nowhere", FileNotFoundError, missing, open_dataset)
+    (empty := tmp_path / "empty").mkdir()
+    refused(empty, FileNotFoundError, "no batches", open_dataset)
+    (empty / "thesis.tex").touch()
+    message = r"holds no dataset, but thesis\.tex"
+    refused(empty, FileExistsError, message, writer, partial(copy, folder))
+    assert os.listdir(empty) == ["thesis.tex"]
+    assert not copied.exists()

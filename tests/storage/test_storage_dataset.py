@@ -1,11 +1,9 @@
 """What a dataset says about its frames, and where the cache is."""
 
 import errno
-import fnmatch
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,58 +11,33 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-
-pytest.importorskip("pyarrow")
-
-from storage_streams import ABOUT, Stream, collected, frames_of, read, write
+from storage_streams import (
+    ABOUT,
+    BrokenDiskError,
+    Stream,
+    add_run,
+    failing,
+    frames_of,
+    read,
+)
 from support.scripts import run_python
 
 from marl_collect import open_dataset
-from marl_collect.core.description import Key
 from marl_collect.core.seeding import episode_seed
 from marl_collect.core.tensordicts import flatten
-from marl_collect.storage import (
-    Dataset,
-    DatasetDescription,
-    DatasetError,
-    RunDescription,
-    Writer,
-    cache,
-    copy,
-)
+from marl_collect.storage import Dataset, DatasetError, Writer, copy, copying, files
 from marl_collect.storage import dataset as opening
 from marl_collect.storage.card import describe_space
-from marl_collect.storage.files import BatchFile, list_files
-from marl_collect.storage.statistics import Range, ranges_of
+from marl_collect.storage.statistics import Range
 
 OBSERVATION = ("hunter", "observation")
 
 
-def add(path: Path, seed: int, *, task: str = "c") -> None:
-    """Write a run of two batches with pictures, whose episodes cross batches."""
-    about, batches = collected(frames=60, batches=2, seed=seed)
-    draw = torch.Generator().manual_seed(seed)
-    for batch in batches:
-        shape = (*batch.shape, 2, 40, 36, 3)
-        pixels = torch.randint(256, shape, generator=draw, dtype=torch.uint8)
-        batch["hunter", "image"] = pixels
-    versions = {"python": "3.11" if seed < 2 else "3.12"}
-    run = RunDescription(seed, {"kind": "random"}, versions=versions)
-    write(path, batches, DatasetDescription(task, about.environment), run)
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of two runs, of which each test gets a copy."""
-    folder = tmp_path_factory.mktemp("written") / "d"
-    add(folder, 0)
-    add(folder, 1)
-    return folder
-
-
 @pytest.fixture
-def path(written: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(written, tmp_path / "d")
+def path(dataset: Dataset, tmp_path: Path) -> Path:
+    """A copy of a dataset of two runs."""
+    ignored = shutil.ignore_patterns(".cache")
+    return shutil.copytree(dataset.name, tmp_path / "d", ignore=ignored)
 
 
 def check(dataset: Dataset) -> None:
@@ -91,47 +64,27 @@ def check(dataset: Dataset) -> None:
 
 def test_statistics_equal_a_recomputation(path: Path) -> None:
     check(open_dataset(path))
-    add(path.parent / "more", 2)
+    add_run(path.parent / "more", 2)
     check(open_dataset([path, path.parent / "more"]))
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([1.0, float("nan"), -3.0], Range(-3.0, 1.0, 1)),
-        ([float("nan")] * 2, Range(None, None, 2)),
-        ([float("inf"), 2.0, float("-inf")], Range(float("-inf"), float("inf"))),
-        ([2**62, -(2**62)], Range(-(2**62), 2**62)),
-        ([True, False], Range(0, 1)),
-        ([], Range()),
-        (torch.tensor([1.5, 2.5], dtype=torch.bfloat16), Range(1.5, 2.5)),
-        (torch.tensor([2**64 - 1], dtype=torch.uint64), Range(2**64 - 1, 2**64 - 1)),
-        (torch.ones(2, dtype=torch.complex64), Range()),
-    ],
-)
-def test_ranges_of_unusual_values(values: Any, expected: Range) -> None:
-    tensor = torch.as_tensor(values)
-    parts: list[dict[Key, torch.Tensor]] = [{("x",): part} for part in tensor.split(1)]
-    assert ranges_of(parts) == {("x",): expected}
-
-
 def test_the_card_shows_what_the_dataset_holds(path: Path) -> None:
-    add(path, 2)
+    add_run(path, 2)
     dataset = open_dataset(path)
     card = dataset.card()
     assert card == open_dataset(path).card()
     assert card.startswith("# c\n")
+    assert dataset.statistics.lengths is not None
     for line in (
         "| `('hunter', 'image')` | [2, 40, 36, 3] | uint8 | 0 | 255 | 0 |",
-        "360 frames",
+        "900 frames",
         "| kind=random |  | python 3.11 |",
         "| kind=random |  |  |",
         "| kind=random |  | python 3.12 |",
         "| prey | 3: prey_0, prey_1, prey_2 | Box [3]",
+        f"| length |  |  | {dataset.statistics.lengths.mean:,.5g} |",
     ):
         assert line in card
-    assert dataset.statistics.lengths is not None
-    assert f"| length |  |  | {dataset.statistics.lengths.mean:,.5g} |" in card
     columns = {line.count("|") for line in card.splitlines() if line.startswith("| ")}
     assert columns <= {3, 5, 7, 8}
     code = card.split("```python\n")[1].split("```")[0]
@@ -153,19 +106,22 @@ def test_every_space_has_a_short_text(space: spaces.Space[Any], text: str) -> No
 
 
 def test_several_folders_are_read_as_one(path: Path, tmp_path: Path) -> None:
-    add(tmp_path / "e", 2)
-    parts = [open_dataset(path), open_dataset(tmp_path / "e")]
-    both = open_dataset([tmp_path / "e", path], cache=tmp_path / "cache")
-    assert both.name == f"{tmp_path / 'e'}, {path}"
-    expected = torch.cat([part.transitions[:] for part in reversed(parts)])
-    assert (both.transitions[:] == expected).all()
-    assert both.trajectories.seeds == [
-        seed for part in reversed(parts) for seed in part.trajectories.seeds
-    ]
+    cache, more, other = (tmp_path / name for name in ("cache", "e", "other"))
+    add_run(more, 2)
+    both = open_dataset([more, path], cache=cache)
+    assert both.name == f"{more}, {path}"
+    parts = [open_dataset(folder).transitions[:] for folder in (more, path)]
+    assert (both.transitions[:] == torch.cat(parts)).all()
     assert [run.seed for run in both.runs] == [2, 0, 1]
-    add(tmp_path / "other", 0, task="another")
+    episodes = both.trajectories
+    ids = episodes.first(("collector", "traj_ids")).tolist()
+    assert episodes.seeds == [
+        episode_seed([2, 0, 1][run], number >> 32, number & 0xFFFFFFFF)
+        for run, number in zip(episodes.run_numbers, ids, strict=True)
+    ]
+    add_run(other, 0, task="another")
     with pytest.raises(DatasetError, match="task is 'another', but 'c' in"):
-        open_dataset([path, tmp_path / "other"], cache=tmp_path / "cache")
+        open_dataset([path, other], cache=cache)
     for twice in (path, shutil.copytree(path, tmp_path / "f")):
         with pytest.raises(ValueError, match="episodes would be read twice"):
             open_dataset([path, twice])
@@ -190,39 +146,29 @@ def test_a_view_has_all_small_keys_without_copying(path: Path) -> None:
     dataset.verify()  # The files and the cache are as they were.
 
 
-def test_the_seed_of_an_episode_follows_from_its_run(path: Path) -> None:
-    trajectories = open_dataset(path).trajectories
-    ids = trajectories.first(("collector", "traj_ids")).tolist()
-    seeds = [trajectories.runs[run].seed for run in trajectories.run_numbers]
-    assert set(seeds) == {0, 1}
-    assert trajectories.seeds == [
-        episode_seed(seed or 0, number >> 32, number & 0xFFFFFFFF)
-        for seed, number in zip(seeds, ids, strict=True)
-    ]
-
-
 def test_a_selection_is_saved_as_a_dataset(path: Path, tmp_path: Path) -> None:
     """The state machine saves, too, and in several files."""
     episodes = open_dataset(path).trajectories
     long = episodes.filter(lambda episode: episode.length > 5)
     assert 0 < len(long) < len(episodes)
     few = long.select("hunter", "next", ("collector", "traj_ids"))
-    for name, chosen in (("b", long), ("c", few)):
-        chosen.save(tmp_path / name)
-        dataset = open_dataset(tmp_path / name)
-        dataset.verify()
-        saved = dataset.trajectories
-        assert saved.seeds == long.seeds
-        assert saved.run_numbers.tolist() == long.run_numbers.tolist()
-        assert (saved.transitions[:] == chosen.transitions[:]).all()
-        assert saved.episodes == long.episodes
-    with pytest.raises(FileExistsError):
-        long.save(tmp_path / "b")
-    with pytest.raises(ValueError, match="no episodes"):
-        long[:0].save(tmp_path / "x")
-    with pytest.raises(KeyError, match="traj_ids"):
-        long.select("hunter").save(tmp_path / "x")
-    assert {entry.name for entry in tmp_path.iterdir()} == {"b", "c", "d"}
+    few.save(tmp_path / "b")
+    dataset = open_dataset(tmp_path / "b")
+    dataset.verify()
+    saved = dataset.trajectories
+    assert saved.seeds == long.seeds
+    assert saved.run_numbers.tolist() == long.run_numbers.tolist()
+    assert (saved.transitions[:] == few.transitions[:]).all()
+    assert saved.episodes == long.episodes
+    refusals: Any = (
+        (FileExistsError, "exists", long, "b"),
+        (ValueError, "no episodes", long[:0], "x"),
+        (KeyError, "traj_ids", long.select("hunter"), "x"),
+    )
+    for error, message, selection, name in refusals:
+        with pytest.raises(error, match=message):
+            selection.save(tmp_path / name)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"b", "d"}
 
 
 def test_a_cache_that_cannot_be_written_is_elsewhere(
@@ -237,26 +183,13 @@ def test_a_cache_that_cannot_be_written_is_elsewhere(
     assert len(list((tmp_path / "home" / "marl_collect").iterdir())) == 1
 
 
-@pytest.mark.parametrize("call", range(6))
+@pytest.mark.parametrize("call", range(10))
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.ENFILE])
 def test_a_cache_that_cannot_be_built_says_why(
-    path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    call: int,
-    number: int,
+    path: Path, tmp_path: Path, call: int, number: int
 ) -> None:
-    calls, sync = iter(range(100)), os.fsync
-
-    def fail(descriptor: int) -> None:
-        if next(calls) >= call:
-            raise OSError(number, os.strerror(number))
-        sync(descriptor)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fail)
-        with pytest.raises(OSError, match=os.strerror(number)) as error:
-            open_dataset(path)
+    with failing(call, number), pytest.raises(BrokenDiskError) as error:
+        open_dataset(path)
     advice = "pass cache=, a folder with free space"
     assert (advice in str(error.value)) == (number == errno.ENOSPC)
     other = open_dataset(path, cache=tmp_path / "cache").transitions[:]
@@ -269,96 +202,69 @@ def test_a_reader_that_waited_keeps_the_newer_cache(
     before = len(open_dataset(path))
     states: list[bytes] = []
 
-    def older(folder: Path) -> list[BatchFile]:
-        files = list_files(folder)
+    def older(folder: Path) -> list[files.BatchFile]:
+        listed = files.list_files(folder)
         if not states:  # Meanwhile another one writes, and a third one opens it.
             states.append(b"")
-            add(path, 2)
+            add_run(path, 2)
             open_dataset(path)
             states.append((path / ".cache" / "state.json").read_bytes())
-        return files
+        return listed
 
     monkeypatch.setattr(opening, "list_files", older)
-    assert len(open_dataset(path)) == before + 120
+    assert len(open_dataset(path)) == before + 300
     assert (path / ".cache" / "state.json").read_bytes() == states[1]
 
 
-def test_files_that_were_joined_are_not_decoded_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batches = Stream().batches(2)
-    with Writer(tmp_path, ABOUT) as writer:
-        for batch in batches:
-            writer.add(batch)
-            open_dataset(tmp_path)
-
-    def refuse(file: Any, name: Path) -> Any:
-        raise AssertionError(f"read {name}")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(cache, "read_table", refuse)
-        dataset = open_dataset(tmp_path)
-    assert len(dataset.files) == 1
-    assert read(dataset) == frames_of(*batches)
-    dataset.verify()
-
-
-@pytest.mark.parametrize("use", [open_dataset, lambda p: copy(p, p.parent / "copy")])
+@pytest.mark.parametrize("use", ["open", "copy", "copy what is new"])
 @pytest.mark.parametrize("overlap", ["a new file is missing", "a part is listed"])
 def test_a_listing_that_overlaps_a_join_is_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: Any, overlap: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: str, overlap: str
 ) -> None:
-    path, scan = tmp_path / "d", os.scandir
-    listings: list[list[Any]] = []
+    path, target = tmp_path / "d", tmp_path / "copy"
+    batches, arranged = Stream().batches(3), files.arranged
     writer = Writer(path, ABOUT)
-    for batch in Stream().batches(3):
+    for batch in batches:
         writer.add(batch)
+        if use == "copy what is new" and batch is batches[0]:
+            copy(path, target)
+    listings: list[list[Path]] = []
 
-    @contextmanager
-    def changed(folder: Any = ".") -> Iterator[Iterator[Any]]:
-        with scan(folder) as entries:
-            listed = sorted(entries, key=lambda entry: entry.name)
-        if not listings and Path(folder) == path:
+    def outdated(paths: Iterable[Path], *arguments: Any, **options: Any) -> Any:
+        listed = sorted(paths)
+        if not listings and listed[0].parent == path:
             listings.append(listed)
             if overlap == "a part is listed":
                 writer.close()  # They are gone.
             else:
                 listed = listed[1:]
-        yield iter(listed)
+        return arranged(listed, *arguments, **options)
 
-    def glob(folder: Path, pattern: str) -> Iterator[Path]:
-        with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries]
-        return (folder / name for name in fnmatch.filter(names, pattern))
-
-    monkeypatch.setattr(os, "scandir", changed)
-    monkeypatch.setattr(Path, "glob", glob)  # Its own looks up scandir when imported.
-    use(path)
+    for module in (files, copying):
+        monkeypatch.setattr(module, "arranged", outdated)
+    assert read(path) if use == "open" else copy(path, target)
     writer.close()
     assert len(listings[0]) == 3
-    assert len(open_dataset(path)) == 36
+    assert read(path if use == "open" else target) == frames_of(*batches)
+
+
+COMMAND = "sys.argv[1:] = {}; import marl_collect.cli.main as m; m.main()"
 
 
 @pytest.mark.processes
-def test_a_missing_pyarrow_says_what_to_install(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['pyarrow'] = None; "
-    uses = (
-        "from marl_collect import open_dataset",
-        "from marl_collect.storage.recording import RecordArguments",
-        "sys.argv[1:] = ['inspect', 'x']; import marl_collect.cli.main as m; m.main()",
-    )
-    for use in uses:
-        process = run_python("-c", code + use)
-        assert process.returncode
-        assert 'pip install "marl-collect[datasets]"' in process.stderr
-    assert "Traceback" not in process.stderr
-
-
-@pytest.mark.processes
-def test_commands_that_read_no_dataset_need_no_pyarrow() -> None:
-    code = "import sys; sys.modules['pyarrow'] = None; sys.argv[1:] = {}; "
-    code += "import marl_collect.cli.main as m; m.main()"
-    for command in (["info", "matrix/climbing"], ["envs", "matrix"]):
-        process = run_python("-c", code.format(command))
-        assert not process.returncode, process.stderr
-        assert "climbing" in process.stdout
+@pytest.mark.parametrize(
+    ("use", "output"),
+    [
+        ("from marl_collect import open_dataset", ""),
+        ("from marl_collect.storage.recording import RecordArguments", ""),
+        (COMMAND.format(["inspect", "x"]), ""),
+        (COMMAND.format(["info", "matrix/climbing"]), "climbing"),
+        (COMMAND.format(["envs", "matrix"]), "climbing"),
+    ],
+)
+def test_what_needs_pyarrow_says_what_to_install(use: str, output: str) -> None:
+    process = run_python("-c", f"import sys; sys.modules['pyarrow'] = None; {use}")
+    assert (process.returncode == 0) == bool(output), process.stderr
+    assert output in process.stdout
+    assert bool(output) != ('pip install "marl-collect[datasets]"' in process.stderr)
+    assert ("Traceback" in process.stderr) == use.startswith("from")

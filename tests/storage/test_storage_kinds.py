@@ -1,21 +1,18 @@
 """Every kind of batch is read as it was written, bit by bit, and by foreign readers."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("pyarrow")
-
 from storage_streams import (
     ABOUT,
     DTYPES,
     SHAPES,
     Stream,
     bytes_of,
-    collected,
     complete_episodes,
     flat_frames,
     frames_of,
@@ -23,23 +20,29 @@ from storage_streams import (
     traj_id,
     write,
 )
+from tensordict import TensorDict
 
-from marl_collect import restore_next
-from marl_collect.storage.dataset import open_dataset
-from marl_collect.storage.writer import Writer
+from marl_collect.storage import Writer, open_dataset
+from marl_collect.storage.statistics import Range
+
+EXTRA = ("g", "extra")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values_of_every_dtype_and_shape_come_back(
-    tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
 ) -> None:
+    monkeypatch.setattr("marl_collect.storage.frames._PART", 7)
     batches = Stream(extras={"extra": (dtype, shape)}).batches()
     write(tmp_path, batches)
     dataset = open_dataset(tmp_path)
     frames = dataset[range(24)]
-    assert frames["g", "extra"].dtype == dtype
-    assert frames["g", "extra"].shape == (24, 2, *shape)
+    assert frames[EXTRA].dtype == dtype
+    assert frames[EXTRA].shape == (24, 2, *shape)
     assert flat_frames(frames) == frames_of(*batches)
 
     episodes = complete_episodes(frames_of(*batches))
@@ -47,61 +50,91 @@ def test_values_of_every_dtype_and_shape_come_back(
     pieces = trajectories.sequences(trajectories.lengths.max(), burn_in=1)
     (padded,) = pieces.loader(len(episodes), shuffle=False)  # With a column of zeros.
     (steps,) = trajectories.n_step(1).loader(len(trajectories.transitions), seed=0)
-    assert steps["g", "extra"].dtype == dtype
+    assert steps[EXTRA].dtype == dtype
     for data in padded.unbind(0):
         valid = data["collector", "mask"]
         read_again = flat_frames(data[valid].exclude(("collector", "mask")))
         assert read_again == episodes[traj_id(read_again[0])]
-        assert not any(bytes_of(data["g", "extra"][~valid]))
+        assert not any(bytes_of(data[EXTRA][~valid]))
 
-    key = ("g", "extra")
+    actual = dataset.statistics.ranges[EXTRA]
     if dtype.is_complex:
+        assert actual == Range()
         with pytest.raises(ValueError, match="complex"):
-            dataset.transitions.moments(key)
+            dataset.transitions.moments(EXTRA)
         return
-    moments = dataset.transitions.moments(key)
+    values = frames[EXTRA].double() if dtype.is_floating_point else frames[EXTRA]
+    numbers = values.flatten().tolist()
+    known = [number for number in numbers if not math.isnan(number)]
+    low, high = min(known, default=None), max(known, default=None)
+    assert actual == Range(low, high, len(numbers) - len(known))
+    moments = dataset.transitions.moments(EXTRA)
     (scaled,) = dataset.transitions.normalised(moments).loader(24, shuffle=False)
-    expected = (frames[key].float() - moments[key].mean) / moments[key].std.clamp(1e-6)
-    torch.testing.assert_close(scaled[key], expected, equal_nan=True)
+    mean, std = moments[EXTRA].mean, moments[EXTRA].std.clamp(1e-6)
+    expected = (frames[EXTRA].float() - mean) / std
+    torch.testing.assert_close(scaled[EXTRA], expected, equal_nan=True)
 
 
-def test_zeros_of_either_sign_are_told_apart(tmp_path: Path) -> None:
+def zeros_of_either_sign() -> TensorDict:
     batch = Stream().batch()
     batch["g", "observation"].zero_()
     batch["next", "g", "observation"].zero_().neg_()
-    write(tmp_path, [batch])
-    assert read(tmp_path) == frames_of(batch)
+    return batch
 
 
-def test_any_names_of_keys_are_read_again(tmp_path: Path) -> None:
+def any_names() -> TensorDict:
     names = ("", ".", "..", "a//b", "/", "a.b", "%2E", "\\")
     batch = Stream(extras=dict.fromkeys(names, (torch.float32, (3,)))).batch()
     for name in names:
         batch["in", name] = torch.rand(*batch.shape)
+    return batch
+
+
+def many_rows() -> TensorDict:
+    return Stream(n_envs=130).batch()
+
+
+@pytest.mark.parametrize("make", [zeros_of_either_sign, any_names, many_rows])
+def test_unusual_batches_come_back(tmp_path: Path, make: Any) -> None:
+    batch = make()
     write(tmp_path, [batch])
-    assert read(tmp_path) == frames_of(batch)
+    dataset, frames = open_dataset(tmp_path), frames_of(batch)
+    assert read(dataset) == frames
+    lengths = [len(episode) for episode in complete_episodes(frames).values()]
+    assert sorted(dataset.trajectories.lengths) == sorted(lengths)
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("begun", ["seen", "some", "unseen"])
 @pytest.mark.parametrize("says_begin", [False, True])
 def test_episodes_are_those_that_a_plain_loop_finds(
-    tmp_path: Path, ragged: bool, begun: bool, says_begin: bool
+    tmp_path: Path, ragged: bool, begun: str, says_begin: bool
 ) -> None:
-    stream = Stream(3, 3, ragged=ragged, begun=begun, says_begin=says_begin)
+    seen = begun != "unseen"
+    stream = Stream(3, 6, ragged=ragged, begun=seen, says_begin=says_begin)
+    if begun == "some":  # The collector was running before.
+        stream.batch(3)
     batches = stream.batches(12)
     with Writer(tmp_path, ABOUT) as writer:
-        counted = sum(len(writer.add(batch)) for batch in batches)
+        ended = [episode for batch in batches for episode in writer.add(batch)]
     trajectories = open_dataset(tmp_path).trajectories
-    expected = complete_episodes(frames_of(*batches))
-    if not says_begin and not begun:
-        # A first episode with a number that is not 0 may have begun before.
-        expected = {key: e for key, e in expected.items() if key & 0xFFFFFFFF != 7}
+    frames = frames_of(*batches)
+    expected = complete_episodes(frames)
+    first: dict[int, int] = {}  # Each environment's first episode.
+    for frame in frames:
+        first.setdefault(traj_id(frame) >> 32, traj_id(frame))
+    later = [key & 0xFFFFFFFF > 0 for key in first.values()]
+    assert begun == {0: "seen", 6: "unseen"}.get(sum(later), "some")
+    if any(later) and not says_begin:  # Any may have begun before.
+        expected = {k: e for k, e in expected.items() if k not in first.values()}
     assert len(expected) > 5
-    assert len(trajectories) == counted == len(expected)
+    assert len(trajectories) == len(expected)
+    assert trajectories.episodes == ended
     for i, data in enumerate(trajectories):
         key = int(data["collector", "traj_ids"][0])
         assert flat_frames(data) == expected[key]
+        assert data.names == ["time"]
+        assert data["g"].batch_size == (len(data), 2)
         rewards = data["next", "g", "reward"].double().sum()
         assert trajectories.returns[i] == pytest.approx(float(rewards))
         assert trajectories.lengths[i] == len(expected[key])
@@ -110,58 +143,17 @@ def test_episodes_are_those_that_a_plain_loop_finds(
         assert trajectories.episodes[i].environment == key >> 32
 
 
-def test_an_episode_0_is_not_whole_if_another_environment_is_in_a_later_one(
-    tmp_path: Path,
-) -> None:
-    stream = Stream(n_envs=6)
-    stream.batch(3)  # The collector was running before.
-    batch = stream.batch(12)
-    numbers = batch["collector", "traj_ids"][:, 0] & 0xFFFFFFFF
-    assert 0 < (numbers == 0).sum() < 6
-    write(tmp_path, [batch])
-    trajectories = open_dataset(tmp_path).trajectories
-    assert len(trajectories) > 5
-    for episode in trajectories:
-        assert episode["frame"].tolist() == list(range(len(episode)))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"compact_obs": True},
-        {"trajs_per_batch": 5},
-        {"max_frames_per_traj": 7},
-        {"n_envs": 130, "frames": 130 * 6},
-    ],
-    ids=str,
-)
-def test_batches_of_collectors_come_back(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
-    about, batches = collected(**{"n_envs": 3, "frames": 60, "batches": 4} | options)
-    write(tmp_path, batches, about)
-    if "compact_obs" in options:
-        last = ("collector", "last_observations")
-        batches = [restore_next(b.clone(recurse=False)).exclude(last) for b in batches]
-    dataset = open_dataset(tmp_path)
-    assert read(dataset) == frames_of(*batches)
-    assert len(dataset.trajectories) > 3
-
-
 @pytest.mark.processes
 def test_foreign_readers_open_the_folder(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     datasets = pytest.importorskip("datasets")
     duckdb = pytest.importorskip("duckdb")
-    stream = Stream(says_begin=True)
-    batches = stream.batches(3)
+    batches = Stream(says_begin=True).batches(3)
     write(tmp_path / "data", batches)
-    rewards = torch.cat([b["next", "g", "reward"].flatten(0, 1) for b in batches])
-    frame = pandas.read_parquet(tmp_path / "data")
-    assert np.allclose(
-        np.array([[list(v) for v in row] for row in frame["next.g.reward"]]), rewards
-    )
+    frames: Any = torch.cat([batch.reshape(-1) for batch in batches])
+    rewards = frames["next", "g", "reward"]
+    table = pandas.read_parquet(tmp_path / "data")
+    assert np.allclose([[[*v] for v in row] for row in table["next.g.reward"]], rewards)
     loaded = datasets.load_dataset(
         "parquet",
         data_files=str(tmp_path / "data" / "*.parquet"),
@@ -169,17 +161,15 @@ def test_foreign_readers_open_the_folder(tmp_path: Path) -> None:
         cache_dir=str(tmp_path / "cache"),
     )
     assert np.allclose(loaded["next.g.reward"], rewards)
-    files = f"read_parquet('{tmp_path}/data/*.parquet', file_row_number = true)"
+    assert loaded["frame_index"] == frames["frame"].tolist()
     rows = duckdb.sql(f"""
         SELECT "next.g.reward", count(*) OVER (PARTITION BY run, "collector.traj_ids")
-        FROM {files} ORDER BY file_row_number
+        FROM read_parquet('{tmp_path}/data/*.parquet', file_row_number = true)
+        ORDER BY file_row_number
     """).fetchall()
-    assert np.allclose(np.array([reward for reward, _ in rows]), rewards)
-    ids = torch.cat([b["collector", "traj_ids"].flatten() for b in batches]).tolist()
+    assert np.allclose([reward for reward, _ in rows], rewards)
+    ids = frames["collector", "traj_ids"].tolist()
     assert [count for _, count in rows] == [ids.count(i) for i in ids]
-    assert loaded["frame_index"] == [
-        int(i) for b in batches for i in b["frame"].flatten()
-    ]
 
 
 def test_a_dataset_may_have_no_complete_episode(tmp_path: Path) -> None:

@@ -1,4 +1,8 @@
-"""Every way of reading a dataset returns the collected data."""
+"""Every way of reading a dataset returns the collected data.
+
+Frames, episodes, pieces of episodes, transitions over several frames, and all of them
+normalised.
+"""
 
 import pickle
 from itertools import pairwise
@@ -12,41 +16,22 @@ from tensordict import TensorDict
 
 from marl_collect import open_dataset
 
-
-def test_an_episode_has_its_time_its_groups_and_its_returns(recording: Any) -> None:
-    trajectories = recording.dataset.trajectories
-    assert len(trajectories) > 20
-    for number, episode, info in zip(
-        trajectories.run_numbers, trajectories, trajectories.episodes, strict=True
-    ):
-        rows = recording.runs[number]
-        key = ("collector", "traj_ids")
-        expected = rows[rows[key] == episode[key][0]]
-        assert (episode == expected).all()
-        assert episode.batch_size == (info.length,) == expected.batch_size
-        assert episode["hunter"].batch_size == expected["hunter"].batch_size
-        assert episode.names == ["time"]
-        rewards = sum(expected["next", g, "reward"].sum() for g in ("hunter", "prey"))
-        assert info.team_return == pytest.approx(float(rewards))
-    assert max(trajectories.lengths) > 10  # Frames of a batch's row.
+GAMMA = 0.9
+PREY = ("prey", "observation")
+MASK = ("collector", "mask")
 
 
-def test_samples_are_whole_episodes(recording: Any) -> None:
-    trajectories = recording.dataset.trajectories
+@pytest.mark.parametrize("kind", ["transitions", "trajectories"])
+def test_samples_are_uniform_and_reproducible(dataset: Any, kind: str) -> None:
+    items = getattr(dataset, kind)
     generators = [torch.Generator().manual_seed(4) for _ in range(2)]
-    padded = trajectories.sample(8, generator=generators[0])
-    indices = torch.randint(len(trajectories), (8,), generator=generators[1]).tolist()
-    episodes = [trajectories[i] for i in indices]
-    longest = max(map(len, episodes))
-    assert padded.shape == (8, longest)
-    assert padded.names == [None, "time"]
-    for row, episode in zip(padded, episodes, strict=True):
-        assert row["collector", "mask"].sum() == len(episode)
-        frames = row[: len(episode)]
-        frames["collector"].pop("mask")
-        assert (frames == episode).all()
-        padding = row[len(episode) :].flatten_keys().values()
-        assert not any(value.any() for value in padding)
+    indices = torch.randint(len(items), (50,), generator=generators[0])
+    sample = items.sample(50, generator=generators[1])
+    assert (sample == items.__getitems__(indices.tolist())).all()
+    wrong: Any
+    for wrong in (-1, "3", 1.5, True):
+        with pytest.raises((TypeError, ValueError), match="n must be an integer"):
+            items.sample(wrong)
 
 
 def test_frames_are_read_in_any_order_as_copies(recording: Any, tmp_path: Path) -> None:
@@ -56,15 +41,8 @@ def test_frames_are_read_in_any_order_as_copies(recording: Any, tmp_path: Path) 
     mask = torch.zeros(600, dtype=torch.bool)
     mask[[3, 598]] = True
     mixed = [torch.tensor(3), np.int32(4), -600, 5, 5]
-    for index in (
-        slice(None),
-        slice(10, 400, 7),
-        -1,
-        order,
-        mask,
-        mask.tolist(),
-        mixed,
-    ):
+    slices = slice(None), slice(10, 400, 7)
+    for index in (*slices, -1, order, mask, mask.tolist(), mixed):
         chosen = torch.as_tensor(index) if isinstance(index, list) else index
         expected = flat[chosen]
         read = transitions[index]
@@ -97,56 +75,24 @@ def test_data_that_do_not_fit_into_memory_are_read(
     assert (frames[order] == recording.frames[order]).all()
 
 
-def test_wrong_numbers_are_named(recording: Any) -> None:
-    dataset, episodes = recording.dataset, recording.dataset.trajectories
-    numbers: list[Any] = [-1, "3", 1.5, True]
-    for wrong in numbers:
-        for parts in (dataset.transitions, episodes):
-            with pytest.raises((TypeError, ValueError), match="n must be an integer"):
-                parts.sample(wrong)
-    for index in ((n := len(episodes)), -n - 1):
-        message = f"Episode {index} is out of range: there are {n}"
-        with pytest.raises(IndexError, match=message):
-            episodes[index]
-
-
-def test_samples_are_uniform_and_reproducible(recording: Any) -> None:
-    frames = recording.dataset.transitions.select(key := ("collector", "traj_ids"))
-    draw, repeated = (
-        frames.sample(60_000, generator=torch.Generator().manual_seed(1))
-        for _ in range(2)
-    )
-    assert (draw == repeated).all()
-    ids, counts = draw[key].unique(return_counts=True)
-    all_ids, expected = recording.frames[key].unique(return_counts=True)
-    assert torch.equal(ids, all_ids)
-    share = counts / 60_000 - expected / 600
-    assert share.abs().max() < 0.006  # Five standard errors of the largest share.
-
-
-def test_parts_by_return_are_ordered_and_complete(recording: Any) -> None:
-    episodes = recording.dataset.trajectories
+def test_parts_by_return_are_ordered_and_complete(dataset: Any) -> None:
+    episodes = dataset.trajectories
     parts = episodes.split_by_return()
     assert sum(map(len, parts)) == len(episodes)
     for below, above in pairwise(parts):
         assert below.returns.max() < above.returns.min()
+    tied = episodes._take(np.zeros(10, np.int64))
+    assert [len(part) for part in tied[:0].split_by_return()] == [0, 0, 0]
+    assert sorted(map(len, tied[:1].split_by_return(np.array([0.5])))) == [0, 1]
+    assert [len(part) for part in tied.split_by_return([0.8])] == [0, 10]
     wrong: Any
     for wrong in ([0.5, 0.5], [0], [0.5, 0.2], [1.0], 0.5, "1", [None]):
         with pytest.raises((TypeError, ValueError), match="quantiles must .*ascend"):
             episodes.split_by_return(wrong)
-    assert len(episodes.split_by_return(np.array([0.5]))) == 2
 
 
-def test_equal_returns_go_into_one_part(recording: Any) -> None:
-    episodes = recording.dataset.trajectories
-    tied = episodes._take(np.zeros(10, np.int64))
-    assert [len(part) for part in tied[:0].split_by_return()] == [0, 0, 0]
-    assert sorted(map(len, tied[:1].split_by_return([0.5]))) == [0, 1]
-    assert [len(part) for part in tied.split_by_return([0.8])] == [0, 10]
-
-
-def test_a_selection_has_only_its_frames_and_keys(recording: Any) -> None:
-    episodes = recording.dataset.trajectories
+def test_a_selection_has_only_its_frames_and_keys(dataset: Any) -> None:
+    episodes = dataset.trajectories
     short = episodes.filter(lambda e: e.length <= 12)
     assert 0 < len(short) < len(episodes)
     assert short.lengths.max() <= 12
@@ -157,5 +103,92 @@ def test_a_selection_has_only_its_frames_and_keys(recording: Any) -> None:
     assert set(selection.keys()) == {"hunter", "state", "next"}
     assert set(selection["hunter"].keys()) == {"observation"}
     assert (selection == episodes[0].select(*selection.keys(True, True))).all()
+    for index in ((n := len(episodes)), -n - 1):
+        with pytest.raises(IndexError, match=f"Episode {index} is out of .* are {n}"):
+            episodes[index]
     with pytest.raises(KeyError, match="There is no key hunter/position"):
         episodes.select(("hunter", "position"))
+
+
+@pytest.mark.parametrize("stride", [1, 2, 4])
+@pytest.mark.parametrize("burn_in", [0, 3, 50])
+def test_pieces_overlap_and_have_frames_in_front(
+    dataset: Any, stride: int, burn_in: int
+) -> None:
+    episodes, length = dataset.trajectories[:12], 4
+    sequences = episodes.sequences(length, stride=stride, burn_in=burn_in)
+    remaining = iter(sequences)
+    for episode in episodes:
+        end = 0
+        for begin in range(0, len(episode), stride):
+            if end == len(episode):
+                break
+            end = min(begin + length, len(episode))
+            sequence = next(remaining)
+            padding = max(0, burn_in - begin)
+            expected = episode[begin - burn_in + padding : end]
+            columns = torch.arange(burn_in + length)
+            mask = (padding <= columns) & (columns < padding + len(expected))
+            assert torch.equal(sequence[MASK], mask)
+            assert (sequence[mask].exclude(MASK) == expected).all()
+            assert not sequence[~mask]["hunter", "observation"].any()
+        assert end == len(episode)
+    assert next(remaining, None) is None
+    assert (sequences[-1] == sequences[len(sequences) - 1]).all()
+    with pytest.raises(IndexError, match="is out of range"):
+        sequences[len(sequences)]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_n_step_transitions_equal_a_loop_over_episodes(dataset: Any, n: int) -> None:
+    trajectories = dataset.trajectories
+    steps = trajectories.n_step(n, gamma=GAMMA)
+    assert len(steps) == trajectories.lengths.sum()
+    items = iter(steps.__getitems__(list(range(len(steps)))))
+    for episode in trajectories:
+        after = episode["next"]
+        for first in range(len(episode)):
+            last = min(first + n, len(episode)) - 1
+            count = last - first + 1
+            item = next(items)
+            assert item["steps_to_next_obs"].tolist() == [count]
+            assert item["gamma"].item() == pytest.approx(GAMMA**count)
+            assert (item["prey", "action"] == episode["prey", "action"][first]).all()
+            assert (item["state"] == episode["state"][first]).all()
+            assert (item["next", "state"] == after["state"][last]).all()
+            assert (item["next", "done"] == after["done"][last]).all()
+            for group in ("hunter", "prey"):
+                rewards = after[group, "reward"][first : last + 1].double()
+                total: Any = sum(GAMMA**i * r for i, r in enumerate(rewards))
+                torch.testing.assert_close(item["next", group, "reward"], total.float())
+    with pytest.raises(IndexError, match="out of range"):
+        steps.__getitems__([len(steps)])
+
+
+def test_normalised_items_have_the_moments_0_and_1(
+    dataset: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Moments are over all frames and agents, whatever parts they are read in."""
+    monkeypatch.setattr("marl_collect.storage.frames._PART", 100)
+    frames, episodes = dataset.transitions, dataset.trajectories
+    moments, raw = frames.moments(PREY, "state"), frames[:]
+    (batch,) = frames.normalised(moments).loader(len(frames), shuffle=False)
+    for key, values in ((PREY, raw[PREY].flatten(0, 1)), (("state",), raw["state"])):
+        std, mean = torch.std_mean(values.double(), 0, correction=0)
+        assert (std > 0).any()
+        for name in (key, ("next", *key)):
+            expected = ((raw[name] - mean) / std.clamp(min=1e-6)).float()
+            torch.testing.assert_close(batch[name], expected)
+    assert (batch["hunter", "observation"] == raw["hunter", "observation"]).all()
+    chosen = episodes[:3].transitions
+    mean = chosen[:]["state"].double().mean(0).float()
+    torch.testing.assert_close(chosen.moments("state")["state",].mean, mean)
+    # Padding stays zero.
+    sequences = episodes.sequences(7, burn_in=2).normalised(moments)
+    batch = sequences.__getitems__(list(range(len(sequences))))
+    assert (~batch[MASK]).any()
+    assert (batch[PREY][~batch[MASK]] == 0).all()
+    with pytest.raises(KeyError, match="no key nothing"):
+        frames.moments("nothing")
+    with pytest.raises(KeyError, match="prey"):
+        frames.select("hunter").normalised(moments)

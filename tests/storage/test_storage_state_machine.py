@@ -9,18 +9,17 @@ import os
 import random
 import shutil
 import tempfile
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-
-import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-
-pytest.importorskip("pyarrow")
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
@@ -43,13 +42,21 @@ from storage_streams import (
     write,
 )
 
-from marl_collect.storage import DatasetError, trajectories
+from marl_collect.storage import (
+    Dataset,
+    DatasetError,
+    Writer,
+    files,
+    open_dataset,
+    trajectories,
+)
 from marl_collect.storage import writer as writing
-from marl_collect.storage.dataset import Dataset, open_dataset
-from marl_collect.storage.writer import Writer
 
 # Numbers instead of names and offsets, which differ from run to run.
 NUMBERS = st.integers(0, 999)
+SET_BACK = SimpleNamespace(
+    now=lambda zone: datetime(2000, 1, 1, tzinfo=zone), strptime=datetime.strptime
+)
 
 
 class Folder(RuleBasedStateMachine):
@@ -71,7 +78,6 @@ class Folder(RuleBasedStateMachine):
         self.patch.setattr(os, "fsync", lambda _: None)  # Nothing is killed here.
 
     def teardown(self) -> None:
-        """Delete everything."""
         self.patch.undo()
         shutil.rmtree(self.root)
 
@@ -85,9 +91,19 @@ class Folder(RuleBasedStateMachine):
         return writer
 
     @precondition(lambda self: len(self.writers_open) < 3)
-    @rule(target=writers, n_envs=st.integers(1, 3), ragged=st.booleans())
-    def open_writer(self, n_envs: int, ragged: bool) -> Any:
-        writer = Writer(self.folder, ABOUT)
+    @rule(
+        target=writers,
+        n_envs=st.integers(1, 3),
+        ragged=st.booleans(),
+        is_set_back=st.booleans(),
+    )
+    def open_writer(self, n_envs: int, ragged: bool, is_set_back: bool = False) -> Any:
+        """Open a writer, perhaps while the clock is set back."""
+        with pytest.MonkeyPatch.context() as patch:
+            if is_set_back:
+                patch.setattr(files, "datetime", SET_BACK)
+            writer = Writer(self.folder, ABOUT)
+        assert writer.run > max((path.name for path in self.files()), default="")
         self.writers_open.add(writer.run)
         return writer, Stream(next(self.seeds), n_envs, ragged=ragged)
 
@@ -103,7 +119,7 @@ class Folder(RuleBasedStateMachine):
         writer, _ = writer
         batch = Stream(0, 1).batch(2)
         batch["more"] = batch["frame"]
-        with pytest.raises(ValueError, match="more|continues"):
+        with pytest.raises(ValueError, match="more|continues|comes after"):
             writer.add(batch)
 
     @rule(writer=consumes(writers))
@@ -124,6 +140,15 @@ class Folder(RuleBasedStateMachine):
     @rule()
     def delete_cache(self) -> None:
         shutil.rmtree(self.folder / ".cache", ignore_errors=True)
+
+    @rule(number=NUMBERS, is_emptied=st.booleans())
+    def delete_a_file_of_the_cache(self, number: int, is_emptied: bool) -> None:
+        paths = sorted(self.folder.glob(".cache/*"), key=lambda path: path.suffixes)
+        if paths:
+            path = paths[number % len(paths)]
+            path.unlink()
+            if is_emptied and path.suffix != ".npy":
+                path.touch()
 
     @rule()
     def move(self) -> None:

@@ -14,14 +14,17 @@ import torch
 from gymnasium import spaces
 from support.vaults import N, make_arrays, open_array, write_vault
 
-from marl_collect.errors import DatasetError
-from marl_collect.storage import import_vault, vault
+from marl_collect.storage import Dataset, DatasetError, import_vault, vault
 
 FLAGS = ("done", "terminated", "truncated")
 
 
 def flags(frames: Any, *prefix: str) -> list[Any]:
     return [frames[*prefix, name].squeeze(-1).tolist() for name in FLAGS]
+
+
+def imported(folder: Path, arrays: Any) -> Dataset:
+    return import_vault(write_vault(folder / "v" / "u", arrays), folder / "d")
 
 
 @pytest.fixture(params=[20_000, 5], ids=["one batch", "several batches"])
@@ -34,14 +37,22 @@ def small_batches(
 
 @pytest.mark.usefixtures("small_batches")
 def test_episodes_have_the_values_of_their_steps(tmp_path: Path) -> None:
-    arrays = make_arrays(rows=2, steps=12)
+    arrays = make_arrays(rows=2, steps=13)
     arrays["terminals"][0, 3] = True  # Steps 0 to 3 of the first row.
-    arrays["truncations"][0, 9] = True  # Steps 4 to 9; 10 and 11 end with the row.
-    arrays["terminals"][1, 11] = True
-    source = write_vault(tmp_path / "v" / "u", arrays)
+    arrays["truncations"][0, 9] = True  # Steps 4 to 9.
+    arrays["truncations"][0, 10] = True  # No transition; 11 and 12 end with the row.
+    arrays["terminals"][1, 12] = True
+    source = write_vault(tmp_path / "2s3z.vlt" / "Good", arrays, quality="good")
     dataset = import_vault(source, tmp_path / "d")
+    assert dataset.description.task == "2s3z"
+    group = dataset.description.environment.groups["agents"]
+    assert group.agents == ("agent_0", "agent_1")
+    assert group.action == spaces.Discrete(4)
+    assert group.observation == spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    (run,) = dataset.runs
+    assert run.options == {"vault": "2s3z.vlt/Good", "quality": "good"}
 
-    expected = [(0, 0, 4, True), (0, 4, 5, False), (0, 10, 1, False), (1, 0, 12, True)]
+    expected = [(0, 0, 4, True), (0, 4, 5, False), (0, 11, 1, False), (1, 0, 13, True)]
     for (row, start, frames, terminated), episode in zip(
         expected, dataset.trajectories, strict=True
     ):
@@ -49,12 +60,16 @@ def test_episodes_have_the_values_of_their_steps(tmp_path: Path) -> None:
         steps = slice(start, start + frames)
         later = slice(start + 1, start + frames + (not terminated))
         agents, after = episode["agents"], episode["next", "agents"]
-        for key, name in (("observation", "observations"), ("action", "actions")):
-            assert np.array_equal(agents[key], arrays[name][row, steps])
-        assert np.array_equal(after["reward"][..., 0], arrays["rewards"][row, steps])
-        assert np.array_equal(episode["state"], arrays["infos.state"][row, steps])
         legals = arrays["infos.legals"][row] != 0
-        assert np.array_equal(agents["action_mask"], legals[steps])
+        for values, truth in (
+            (agents["observation"], arrays["observations"][row, steps]),
+            (agents["action"], arrays["actions"][row, steps]),
+            (after["reward"][..., 0], arrays["rewards"][row, steps]),
+            (episode["state"], arrays["infos.state"][row, steps]),
+            (agents["action_mask"], legals[steps]),
+            (after["action_mask"][:-1], legals[steps][1:]),
+        ):
+            assert np.array_equal(values, truth)
         for values, name in (
             (after["observation"], "observations"),
             (episode["next", "state"], "infos.state"),
@@ -63,8 +78,6 @@ def test_episodes_have_the_values_of_their_steps(tmp_path: Path) -> None:
             if terminated:
                 truth = np.concatenate([truth, np.zeros_like(truth[:1])])
             assert np.array_equal(values, truth)
-        last = slice(start + 1, start + frames)
-        assert np.array_equal(after["action_mask"][:-1], legals[last])
         assert after["action_mask"][-1].all()
         assert agents["mask"].all()
         end = [False] * (frames - 1) + [True]
@@ -79,21 +92,6 @@ def test_episodes_have_the_values_of_their_steps(tmp_path: Path) -> None:
         assert agents["action"].dtype == torch.int64
 
 
-def test_a_vault_is_described(tmp_path: Path) -> None:
-    arrays = make_arrays(1, 12)
-    source = write_vault(tmp_path / "2s3z.vlt" / "Good", arrays, quality="good")
-    dataset = import_vault(source, tmp_path / "d")
-    description = dataset.description
-    assert description.task == "2s3z"
-    group = description.environment.groups["agents"]
-    assert group.agents == ("agent_0", "agent_1")
-    assert group.action == spaces.Discrete(4)
-    assert group.observation == spaces.Box(-np.inf, np.inf, (3,), np.float32)
-    (run,) = dataset.runs
-    assert run.options == {"vault": "2s3z.vlt/Good", "quality": "good"}
-    assert dataset.transitions.sample(8)["agents", "observation"].shape == (8, N, 3)
-
-
 @pytest.mark.usefixtures("small_batches")
 def test_agents_may_end_before_the_episode(tmp_path: Path) -> None:
     arrays = make_arrays(1, 9, n=3)
@@ -103,8 +101,7 @@ def test_agents_may_end_before_the_episode(tmp_path: Path) -> None:
     arrays["truncations"][0, 5, 0] = arrays["terminals"][0, 8, 0] = True
     arrays["truncations"][0, 5:, 1] = True  # In its first step: it has no transition.
     arrays["terminals"][0, 5:8, 2] = False
-    source = write_vault(tmp_path / "v" / "u", arrays)
-    first, second = import_vault(source, tmp_path / "d").trajectories
+    first, second = imported(tmp_path, arrays).trajectories
 
     after = first["next", "agents"]
     assert first.shape == (4,)
@@ -131,50 +128,40 @@ def test_agents_may_end_before_the_episode(tmp_path: Path) -> None:
     assert not second["next", "agents", "terminated"].any()
 
 
-def test_an_episode_truncated_in_its_first_step_has_no_transition(
-    tmp_path: Path,
-) -> None:
-    arrays = make_arrays(1, 5)
-    arrays["truncations"][0, [0, 4]] = True
-    source = write_vault(tmp_path / "v" / "u", arrays)
-    (episode,) = import_vault(source, tmp_path / "d").trajectories
-    truth = arrays["observations"][0, 1:4]
-    assert np.array_equal(episode["agents", "observation"], truth)
+NUMBERED = np.array([0, 2, 1, 0, 1, 2] * N).reshape(1, 6, N), spaces.Discrete(3)
+CONTINUOUS = (
+    np.linspace(-1, 1, 36, dtype=np.float32).reshape(1, 6, N, 3),
+    spaces.Box(-np.inf, np.inf, (3,), np.float32),
+)
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.bool_, np.float16])
-def test_spaces_follow_from_the_arrays(tmp_path: Path, dtype: Any) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "acting"),
+    [
+        *((dtype, NUMBERED) for dtype in (np.uint8, np.int16, np.bool_)),
+        (np.float16, CONTINUOUS),
+    ],
+)
+def test_spaces_follow_from_the_arrays(tmp_path: Path, dtype: Any, acting: Any) -> None:
     arrays = make_arrays(1, 6)
     del arrays["infos.legals"], arrays["infos.state"]
     arrays["infos.arrived"] = np.zeros((1, 6), np.int32)  # Other infos are left out.
     arrays["terminals"] = np.zeros((1, 6, N), np.float32)
     arrays["terminals"][:, -1] = 1
     arrays["observations"] = np.ones((1, 6, N, 4, 4, 3), dtype)
-    arrays["actions"] = np.array([0, 2, 1, 0, 1, 2] * N).reshape(1, 6, N)
-    source = write_vault(tmp_path / "v" / "u", arrays)
-    dataset = import_vault(source, tmp_path / "d")
+    arrays["actions"], space = acting
+    dataset = imported(tmp_path, arrays)
     environment = dataset.description.environment
     group = environment.groups["agents"]
-    assert group.action == spaces.Discrete(3)
+    assert group.action == space
     assert group.observation.shape == (4, 4, 3)
     assert group.observation.dtype == dtype
     assert not group.action_mask
     assert not environment.root
     (episode,) = dataset.trajectories
     assert np.array_equal(episode["agents", "observation"], arrays["observations"][0])
+    assert np.array_equal(episode["agents", "action"], arrays["actions"][0])
     assert episode["next", "terminated"][-1]
-
-
-def test_actions_with_a_size_are_continuous(tmp_path: Path) -> None:
-    arrays = make_arrays(1, 4)
-    del arrays["infos.legals"]
-    actions = np.linspace(-1, 1, 24, dtype=np.float32).reshape(1, 4, N, 3)
-    source = write_vault(tmp_path / "v" / "u", arrays | {"actions": actions})
-    dataset = import_vault(source, tmp_path / "d")
-    group = dataset.description.environment.groups["agents"]
-    assert group.action == spaces.Box(-np.inf, np.inf, (3,), np.float32)
-    (episode,) = dataset.trajectories
-    assert np.array_equal(episode["agents", "action"], actions[0, :3])
 
 
 def check_error(source: Path, *texts: str) -> None:
@@ -209,10 +196,8 @@ def test_other_structures_are_an_error(tmp_path: Path) -> None:
     ):
         source = write_vault(tmp_path / "v" / name, arrays | {name: changed_array})
         check_error(source, "other shapes: expected OG-MARL's", f"{name} ", "[1, 'T'")
-    remaining = {
-        k: v for k, v in arrays.items() if k not in ("observations", "actions")
-    }
-    mava = remaining | {"observations.view": arrays["observations"]}
+    mava = arrays | {"observations.view": arrays["observations"]}
+    del mava["observations"], mava["actions"]
     source = write_vault(tmp_path / "v" / "mava", mava)
     check_error(source, "without observations, actions", "It has rewards, terminals")
     source = write_vault(tmp_path / "v" / "short", make_arrays(1, 1))
@@ -242,17 +227,13 @@ def test_missing_and_damaged_arrays_are_named(tmp_path: Path) -> None:
     check_error(source, "the array observations of the vault is missing or damaged")
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """A vault with two episodes, 2 and 3 frames long."""
-    arrays = make_arrays(1, 6)
-    arrays["truncations"][0, 2] = arrays["terminals"][0, 5] = True
-    return write_vault(tmp_path / "v" / "u", arrays)
-
-
-def test_an_import_that_stops_leaves_nothing(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_import_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    arrays = make_arrays(1, 6)  # Two episodes, 2 and 3 frames long.
+    arrays["truncations"][0, 2] = arrays["terminals"][0, 5] = True
+    source = write_vault(tmp_path / "v" / "u", arrays)
+    before, target = set(tmp_path.rglob("*")), tmp_path / "new" / "d"
     monkeypatch.setattr(vault, "_FRAMES", 1)
     reports: list[tuple[int, int, list[int]]] = []
 
@@ -261,17 +242,10 @@ def test_an_import_that_stops_leaves_nothing(
         if done == total:
             raise KeyboardInterrupt
 
-    before = set(tmp_path.rglob("*"))
     with pytest.raises(KeyboardInterrupt):
-        import_vault(source, tmp_path / "new" / "d", progress=stop)
+        import_vault(source, target, progress=stop)
     assert reports == [(0, 5, []), (2, 5, [2]), (5, 5, [3])]
-    assert set(tmp_path.rglob("*")) == before
-
-
-def test_a_missing_package_is_named_with_its_extra(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setitem(sys.modules, "tensorstore", None)
     with pytest.raises(ImportError, match=r"needs tensorstore.*marl-collect\[vault\]"):
-        import_vault(source, tmp_path / "d")
-    assert not (tmp_path / "d").exists()
+        import_vault(source, target)
+    assert set(tmp_path.rglob("*")) == before

@@ -1,37 +1,44 @@
 """Batches that a writer reports as written are readable, and bad ones change nothing.
 
 Kills are in ``test_storage_kills.py``, the kinds of batches in
-``test_storage_kinds.py``.
+``test_storage_kinds.py``, and the oracle compares what ``record`` writes.
 """
 
-import contextlib
 import errno
 import os
-import signal
 import warnings
-from collections.abc import Iterator
-from datetime import datetime, timedelta, tzinfo
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
-from storage_streams import ABOUT, Stream, frames_of, read, write
+import torch
+from storage_streams import (
+    ABOUT,
+    BrokenDiskError,
+    Stream,
+    collected,
+    failing,
+    frames_of,
+    read,
+    write,
+)
 from tensordict import TensorDict
 from workloads.counting import CountingEnv
 
 from marl_collect.errors import ClosedError
-from marl_collect.programs.interruption import Interruption
+from marl_collect.models import make_policy
 from marl_collect.storage import (
     BackgroundWriter,
     DatasetDescription,
     RunDescription,
     Writer,
     open_dataset,
+    record,
 )
-from marl_collect.storage import files as storage_files
 from marl_collect.storage import writer as writing
-from marl_collect.storage.recording import RecordArguments, collect_into
+from marl_collect.storage.recording import EpisodeWriter, RecordArguments, collect_into
 
 Batches = list[TensorDict]
 
@@ -54,10 +61,9 @@ def test_reading_unpickles_nothing(
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("unpickled")
 
-    for module in ("pickle", "_pickle", "torch"):
-        monkeypatch.setattr(f"{module}.load", refuse)
-    monkeypatch.setattr("pickle.loads", refuse)
-    monkeypatch.setattr("builtins.exec", refuse)
+    loads = [f"{module}.load" for module in ("pickle", "_pickle", "torch")]
+    for name in (*loads, "pickle.loads", "builtins.exec"):
+        monkeypatch.setattr(name, refuse)
     assert read(tmp_path) == frames_of(*data)
     assert len(names(tmp_path)) == 1
 
@@ -73,10 +79,11 @@ def test_a_link_to_a_file_is_read_like_the_file(tmp_path: Path, data: Batches) -
 def test_the_description_survives_the_round_trip(tmp_path: Path, data: Batches) -> None:
     settings = {"size": (5, 5), "weights": {1: (0.5, None)}}
     about = DatasetDescription("stream", ABOUT.environment, settings)
-    for seed in (5, 6):  # What JSON changes does not prevent appending.
+    for seed, name in ((5, "README.md"), (6, "notes.txt")):
+        (tmp_path / name).touch()  # Such files may be there.
+        # What JSON changes does not prevent appending.
         write(tmp_path, data, about, RunDescription(seed, {"kind": "random"}))
     dataset = open_dataset(tmp_path)
-    assert dataset.description.task == "stream"
     assert dataset.description.environment == ABOUT.environment
     assert dataset.description.env_kwargs["size"] == [5, 5]
     assert [run.seed for run in dataset.runs] == [5, 6]
@@ -88,41 +95,28 @@ def test_the_description_survives_the_round_trip(tmp_path: Path, data: Batches) 
         Writer(tmp_path, other)
 
 
-def with_key(key: Any, value: Any = None) -> Any:
-    """Return a function that sets a key; a function makes its value from the batch."""
-    make = value or (lambda batch: batch["next", "done"])
-    return lambda batch: batch.clone().set(key, make(batch))
+def with_reward(batch: TensorDict, reward: float) -> TensorDict:
+    """Set the reward of an episode which then ends."""
+    batch["next", "g", "reward"][1, 0, 1] = reward
+    batch["next", "done"][1, -1] = True
+    return batch
 
 
-def with_reward(reward: float) -> Any:
-    """Return a function that sets the reward of an episode which then ends."""
-
-    def change(batch: TensorDict) -> TensorDict:
-        batch = batch.clone()
-        batch["next", "g", "reward"][1, 0, 1] = reward
-        batch["next", "done"][1, -1] = True
-        return batch
-
-    return change
-
-
-ACTION = ("g", "action")
+ACTION, DONE = ("g", "action"), ("next", "done")
 REFUSALS: dict[str, Any] = {
     "collect with track_traj_ids=True": lambda b: b.exclude(("collector", "traj_ids")),
-    r"has no \('next', 'done'\)": lambda b: b.exclude(("next", "done")),
-    r"'run',\) .* the names run and frame_index are taken": with_key("run"),
-    r"'frame_index',\) .* the names run and frame_index": with_key("frame_index"),
-    "at most 100 parts": with_key(("a",) * 101),
+    r"has no \('next', 'done'\)": lambda b: b.exclude(DONE),
+    r"'run',\) .* names run and frame_index are taken": lambda b: b.set("run", b[DONE]),
+    r"'frame_index',\) .* the names run and": lambda b: b.set("frame_index", b[DONE]),
+    "at most 100 parts": lambda b: b.set(("a",) * 101, b[DONE]),
     r"the shape \[2, 0\], so no frames": lambda b: b[:, :0],
     r"Expected a batch \[B, T\], but found \[12\]": lambda b: b.reshape(-1),
-    r"more.* is bool \[1\], but missing in the dataset": with_key("more"),
-    r"\[2, 1\], but int64 \[2\] in the": with_key(
-        ACTION, lambda b: b[ACTION][..., None]
-    ),
-    "action.* is float64 .* but int64": with_key(ACTION, lambda b: b[ACTION].double()),
+    r"more.* is bool \[1\], but missing in the": lambda b: b.set("more", b[DONE]),
+    r"\[2, 1\], but int64 \[2\] in the": lambda b: b.set(ACTION, b[ACTION][..., None]),
+    "action.* is float64 .* but int64": lambda b: b.set(ACTION, b[ACTION].double()),
     **{
-        f"Agent 1 of the group 'g' has the return {reward}": with_reward(reward)
-        for reward in (float("nan"), float("inf"), -float("inf"))
+        f"Agent 1 of the group 'g' has the return {x}": partial(with_reward, reward=x)
+        for x in (float("nan"), float("inf"), -float("inf"))
     },
 }
 
@@ -135,7 +129,7 @@ def test_a_batch_that_is_refused_changes_nothing(
         writer.add(data[0])
         before = names(tmp_path)
         with pytest.raises(ValueError, match=message):
-            writer.add(REFUSALS[message](data[1]))
+            writer.add(REFUSALS[message](data[1].clone()))
         assert names(tmp_path) == before
         writer.add(data[1])  # The writer is still open.
         assert writer.frames == 24
@@ -166,20 +160,6 @@ def test_episodes_that_begin_again_are_refused(
         writer.add(stream.batch())  # Nothing has changed.
 
 
-def test_folders_of_others_are_refused(tmp_path: Path, data: Batches) -> None:
-    (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(FileExistsError, match=r"no dataset, but thesis\.tex"):
-        Writer(tmp_path, ABOUT)
-    with pytest.raises(NotADirectoryError, match="is a file"):
-        Writer(tmp_path / "thesis.tex", ABOUT)
-    assert names(tmp_path) == {"thesis.tex"}
-    (tmp_path / "d").mkdir()
-    for number, name in enumerate(("README.md", "notes.txt")):
-        (tmp_path / "d" / name).touch()
-        write(tmp_path / "d", data[number : number + 1])
-    assert read(tmp_path / "d") == frames_of(*data[:2])
-
-
 def test_a_writer_that_added_nothing_leaves_no_folder(
     tmp_path: Path, data: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,26 +177,22 @@ def test_a_writer_that_added_nothing_leaves_no_folder(
 def test_cleaning_deletes_no_batch_that_another_writer_adds(
     tmp_path: Path, data: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path, data[:1])
-    other, glob, run = Writer(tmp_path, ABOUT), Path.glob, storage_files.new_run([])
-    added: Batches = []
+    added, glob = data[:1], Path.glob
+    write(tmp_path, added)
+    other, stream = Writer(tmp_path, ABOUT), Stream(1)
 
-    def adds_meanwhile(path: Path, pattern: str) -> list[Path]:
+    def outdated(path: Path, pattern: str) -> list[Path]:
         paths = list(glob(path, pattern))
-        if added:  # Whatever lists the folder after the one that it begins with.
-            other.add(added.pop())
+        added.append(stream.batch())
+        other.add(added[-1])
         return paths
 
-    def begin(_: Any) -> str:
-        added.append(data[1])
-        return run
-
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "glob", adds_meanwhile)
-        patched.setattr(writing, "new_run", begin)
+        patched.setattr(Path, "glob", outdated)
         Writer(tmp_path, ABOUT).close()
     other.close()
-    assert read(tmp_path) == frames_of(*data[:2])
+    assert len(added) > 2
+    assert read(tmp_path) == frames_of(*added)
 
 
 def test_old_temporary_files_are_cleaned(tmp_path: Path) -> None:
@@ -225,47 +201,6 @@ def test_old_temporary_files_are_cleaned(tmp_path: Path) -> None:
     os.utime(tmp_path / ".old.parquet.tmp", (0, 0))
     Writer(tmp_path, ABOUT).close()
     assert names(tmp_path) == {".new.parquet.tmp"}  # It may be of another writer.
-
-
-def test_runs_are_in_the_order_of_their_beginning_if_the_clock_is_set_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batches = Stream(0).batch(), Stream(1).batch(), Stream(2).batch()
-    write(tmp_path, [batches[0]])
-
-    class Earlier(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> Self:
-            return super().now(tz) - timedelta(days=1)
-
-    monkeypatch.setattr(storage_files, "datetime", Earlier)
-    for batch in batches[1:]:
-        write(tmp_path, [batch])
-    assert read(tmp_path) == frames_of(*batches)
-
-
-class BrokenDiskError(OSError):
-    """A disk that fails."""
-
-
-@contextlib.contextmanager
-def failing(call: int, number: int = errno.EIO) -> Iterator[None]:
-    """Let the calls that change what is on disk fail, from one of them on."""
-    calls = [0]
-
-    def wrap(function: Any) -> Any:
-        def wrapped(*args: Any, **keywords: Any) -> Any:
-            calls[0] += 1
-            if calls[0] > call:
-                raise BrokenDiskError(number, "broken disk")
-            return function(*args, **keywords)
-
-        return wrapped
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("open", "fsync", "rename"):
-            patch.setattr(os, name, wrap(getattr(os, name)))
-        yield
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EFBIG])
@@ -294,9 +229,7 @@ def test_an_error_closes_the_writer_and_another_one_goes_on(
     assert read(tmp_path) == frames_of(*data)
 
 
-@pytest.mark.parametrize(
-    "error", [KeyError("first"), KeyboardInterrupt(), SystemExit(3)]
-)
+@pytest.mark.parametrize("error", [KeyError(1), KeyboardInterrupt(), SystemExit(3)])
 def test_an_error_in_closing_does_not_hide_the_first_one(
     tmp_path: Path, data: Batches, error: BaseException
 ) -> None:
@@ -308,10 +241,9 @@ def test_an_error_in_closing_does_not_hide_the_first_one(
         with pytest.raises(type(error)) as info, failing(0), writer:
             raise error
     assert info.value is error
-    text = "While closing: [Errno 5] broken disk"
-    assert error.__notes__ == [text]
+    assert error.__notes__ == ["While closing: [Errno 5] broken disk"]
     # Python does not show the notes of SystemExit.
-    expected = [text] if isinstance(error, SystemExit) else []
+    expected = error.__notes__ if isinstance(error, SystemExit) else []
     assert [str(warning.message) for warning in shown] == expected
 
 
@@ -346,10 +278,7 @@ def test_a_fork_does_not_write(tmp_path: Path, data: Batches) -> None:
     ],
 )
 def test_small_batches_are_joined_and_large_ones_are_not(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    lengths: list[int],
-    numbers: list[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: Any, numbers: Any
 ) -> None:
     monkeypatch.setattr(writing, "_SMALL_BYTES", 8000)
     stream = Stream()
@@ -359,60 +288,99 @@ def test_small_batches_are_joined_and_large_ones_are_not(
     assert read(tmp_path) == frames_of(*batches)
 
 
-def test_the_background_writer_writes_in_order_and_reports_episodes(
-    tmp_path: Path, data: Batches
-) -> None:
-    reported: list[Any] = []
-    with BackgroundWriter(Writer(tmp_path, ABOUT), reported.extend) as background:
-        for batch in data:
-            background.add(batch)
-    assert read(tmp_path) == frames_of(*data)
-    assert reported == open_dataset(tmp_path).trajectories.episodes
-    assert len(reported) > 3
-
-
 def test_a_background_writer_that_failed_or_closed_accepts_no_batch(
     tmp_path: Path, data: Batches
 ) -> None:
-    writer = Writer(tmp_path / "d", ABOUT)
-    writer.add(data[0])
-    background = BackgroundWriter(writer)
+    write(tmp_path, data[:1])
+    background = BackgroundWriter(Writer(tmp_path, ABOUT))
     with failing(0):
         background.add(data[1])
         for _ in range(2):
             with pytest.raises(BrokenDiskError):
                 background.add(data[2])
-    with pytest.raises(BrokenDiskError):
-        background.add(data[2])
     background.close()
     background.close()
     with pytest.raises(ClosedError, match="is closed"):
         background.add(data[2])
-    assert read(tmp_path / "d") == frames_of(data[0])
-    background = BackgroundWriter(Writer(tmp_path / "e", ABOUT))
+    background = BackgroundWriter(Writer(tmp_path, ABOUT))
     background.add(data[0])
-    background.add(data[0])
+    data[1]["next", "done"][:] = True
+    background.add(data[1])
     with pytest.raises(ValueError, match="set_truncated=True causes"):
         background.close()
     background.close()
-    assert read(tmp_path / "e") == frames_of(data[0])
+    assert read(tmp_path) == frames_of(data[0], data[0])
 
 
 @pytest.mark.processes
-def test_an_interruption_ends_a_recording_after_the_batch(tmp_path: Path) -> None:
-    arguments = RecordArguments(
-        tmp_path / "d",
-        CountingEnv,
-        frames_per_batch=20,
-        frames=2000,
-        max_frames_per_traj=5,
-    )
-    with Interruption() as interruption:
+def test_the_description_has_the_policy_and_the_options(tmp_path: Path) -> None:
+    policy = make_policy(CountingEnv)
+    about: Any = {"task": "count", "env_kwargs": {"n": 2}, "max_frames_per_traj": 4}
+    dataset = record(tmp_path / "a", CountingEnv, policy, frames=40, seed=1, **about)
+    assert len(dataset) == 40
+    assert dataset.description.task == "count"
+    assert dataset.description.env_kwargs == {"n": 2}
+    (run,) = dataset.runs
+    assert run.seed == 1
+    assert run.options["max_frames_per_traj"] == 4
+    assert run.policy["parameters"] == sum(p.numel() for p in policy.parameters())
+    record(tmp_path / "a", CountingEnv, policy, frames=40, **about)
+    with torch.no_grad():
+        next(policy.parameters()).add_(1)
+    runs = record(tmp_path / "a", CountingEnv, policy, frames=40, **about).runs
+    digests = [run.policy["sha256"] for run in runs]
+    assert digests[0] == digests[1] != digests[2]
+    assert len({run.seed for run in runs}) == 3
+    (run,) = record(tmp_path / "b", CountingEnv, episodes=1).runs
+    assert run.policy == {"kind": "random"}
 
-        def interrupt(_: Any) -> None:
-            # In a thread of its own, which no signal interrupts.
-            interruption.number = signal.SIGINT
 
-        collect_into(arguments, on_episodes=interrupt, interruption=interruption)
-    # The thread has a batch while the next one is collected.
-    assert 20 <= len(open_dataset(tmp_path / "d")) <= 80
+RECORD_REFUSALS: Any = [
+    (ValueError, "either episodes or frames", {}),
+    (ValueError, "either episodes or frames", {"episodes": 1, "frames": 1}),
+    (ValueError, "or pass frames", {"episodes": 1, "reset_at_each_iter": True}),
+    (ValueError, "episodes must be an integer of at least 1", {"episodes": 0}),
+    (TypeError, "record takes no total_frames: record", {"total_frames": 2}),
+    (TypeError, "set_truncated would split episodes", {"set_truncated": True}),
+    (TypeError, "no weights: omit it", {"weight_recv_schemes": {"policy": None}}),
+]
+
+
+@pytest.mark.parametrize(("error", "message", "arguments"), RECORD_REFUSALS)
+def test_invalid_arguments_are_refused_before_anything_starts(
+    tmp_path: Path, error: Any, message: str, arguments: dict[str, Any]
+) -> None:
+    amount: Any = {"frames": 1} if error is TypeError else {}
+    with pytest.raises(error, match=message):
+        record(tmp_path, CountingEnv, **amount, **arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_episodes_that_never_end_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marl_collect.buffers.trajectories.LONGEST", 40)
+    for limit in (None, 60):
+        options: Any = {"endless": True, "max_frames_per_traj": limit}
+        about, batches = collected(2, frames=16, batches=6, **options)
+        with EpisodeWriter(Writer(tmp_path / f"{limit}", about), 2) as writer:
+            for batch in batches[:5]:
+                writer.add(batch)
+            if limit is None:
+                with pytest.raises(RuntimeError, match="48 frames.*max_frames_per_tr"):
+                    writer.add(batches[5])
+
+
+@pytest.mark.processes
+def test_an_error_before_the_first_batch_leaves_nothing(tmp_path: Path) -> None:
+    writers: list[Writer] = []
+
+    def fail(_: object, writer: Writer) -> None:
+        writers.append(writer)
+        raise BrokenPipeError
+
+    arguments = RecordArguments(tmp_path / "d", CountingEnv, frames=10)
+    with pytest.raises(BrokenPipeError):
+        collect_into(arguments, on_start=fail)
+    assert "closed" in repr(writers[0])
+    assert not (tmp_path / "d").exists()
