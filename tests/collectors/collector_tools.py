@@ -1,26 +1,15 @@
-"""A comparison and waits that several tests of collectors use."""
+"""Waits that several tests of collectors use."""
 
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from support.internals import pool_of
 from support.processes import wait_until
-from tensordict import TensorDictBase
 from workloads.counting import CountingEnv, Fault
 
 from marl_collect.processes.status_board import MESSAGES_READ, PHASE, Phase
-
-
-def same(td: TensorDictBase, other_td: TensorDictBase, tolerance: float = 1e-5) -> None:
-    """Check that two batches have the same keys, and nearly the same values."""
-    assert set(td.keys(True, True)) == set(other_td.keys(True, True))
-    for key in td.keys(True, True):
-        torch.testing.assert_close(
-            td[key], other_td[key], rtol=tolerance, atol=tolerance
-        )
 
 
 def wait_until_idle(collector: Any, frames: int = 0) -> None:

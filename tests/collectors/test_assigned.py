@@ -18,8 +18,6 @@ from marl_collect import (
     Evaluator,
     PolicyError,
     PolicyPool,
-    evaluate,
-    open_dataset,
     record,
 )
 from marl_collect.collectors import Collector, MultiSyncCollector
@@ -114,24 +112,6 @@ def rival_first(_: int, agents: Agents) -> dict[str, str]:
     return {agent: "main" if i else "rival" for i, agent in enumerate(agents)}
 
 
-def test_one_policy_is_published_by_its_name() -> None:
-    policies = team()
-    with start(MultiSyncCollector, policies=policies, num_workers=2) as collector:
-        assert collector.policy["main"] is policies["main"]
-        assert collector.policy["bot"] is scripted
-        with torch.no_grad():
-            for policy in (policies["main"], policies["rival"]):
-                for weight in policy.parameters():
-                    weight.zero_()
-        collector.update_policy_weights_(policies["main"], model_id="main")
-        batch = collector.next().clone()
-        logits = batch["hunter", "logits"]
-        ids = batch["hunter", "policy_id"]
-        assert (logits[ids == 0] == 0).all()
-        assert collector.get_model("rival") is policies["rival"]
-        assert collector.policy_version == 1
-
-
 def test_an_evaluator_takes_the_weights_of_one_policy() -> None:
     policies, other = team(), team()["main"]
     with torch.no_grad():
@@ -169,6 +149,8 @@ def test_a_policy_can_be_called_policy() -> None:
         logits = collector.next()["hunter", "logits"]
         assert (logits[..., 0, :] == 0).all()
         assert (logits[..., 1, :] != 0).any()
+        assert collector.policy_version == 1
+        assert collector.policy["policy"] is policies["policy"]
         assert collector.get_model("policy") is policies["policy"]
         assert collector.get_model("rival_1") is policies["rival"].members[1]
 
@@ -240,10 +222,7 @@ def test_a_policy_may_act_for_one_group_only() -> None:
 
 
 def test_random_frames_have_no_policy() -> None:
-    batch = collect(init_random_frames=120)
-    ids = batch["hunter", "policy_id"]
-    assert (ids[:, :20] == -1).all()
-    assert (ids[:, 20:] >= 0).all()
+    """Also if the policies have acted before."""
     with start(init_random_frames=60) as collector:
         state = collector.state_dict()
         first = collector.next().clone()
@@ -254,18 +233,9 @@ def test_random_frames_have_no_policy() -> None:
         assert (second["hunter", "logits"] == first["hunter", "logits"]).all()
 
 
-def test_evaluations_and_recordings_take_several_policies(tmp_path: Any) -> None:
+def test_a_recording_has_the_names_of_several_policies(tmp_path: Any) -> None:
     options: dict[str, Any] = {"policies": team(), "assign": by_seed}
-    evaluation = evaluate(None, [CountingEnv] * 2, episodes=6, **options)
-    other = evaluate(AssignedPolicies(team(), by_seed), CountingEnv, episodes=6)
-    assert len(evaluation.episodes) == len(other.episodes) == 6
-    for episode in evaluation.episodes:
-        assert set(episode.policy_ids) == {"hunter", "prey"}
-        assert all(0 <= i < 3 for i in episode.policy_ids["hunter"])
-    record(tmp_path / "data", CountingEnv, episodes=4, seed=3, **options)
-    recorded = open_dataset(tmp_path / "data")[0]
-    assert (recorded["hunter", "policy_id"] >= 0).all()
-    (run,) = open_dataset(tmp_path / "data").runs
+    (run,) = record(tmp_path, CountingEnv, episodes=4, seed=3, **options).runs
     assert run.policy["names"] == list(team())
 
 
@@ -274,6 +244,10 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"policies": [scripted]}, TypeError, "policies must map names to policies"),
     ({"policies": {"a.b": scripted}}, ValueError, "cannot be named 'a.b'"),
     ({"policies": {"forward": scripted}}, ValueError, "cannot be named 'forward'"),
+    *(
+        ({"policies": {name: scripted}}, ValueError, f"cannot be named '{name}'")
+        for name in ("_policy_names", "_places", "names", "assign", "training")
+    ),
     ({"policies": {"main": 3}}, TypeError, r"policies\['main'\] must be"),
     ({"policies": None}, ValueError, "assign needs policies"),
     ({"assign": None}, ValueError, "policies needs assign"),
@@ -398,5 +372,7 @@ def test_outputs_that_cannot_be_stored_by_agent_are_named() -> None:
 
 
 def test_policies_cannot_be_called_outside_of_a_collector() -> None:
+    policies = AssignedPolicies(team(), by_seed)
+    assert policies["bot"] is scripted
     with pytest.raises(TypeError, match="cannot be called"):
-        AssignedPolicies(team(), by_seed)(TensorDict())
+        policies(TensorDict())

@@ -9,13 +9,10 @@ from tensordict import TensorDict
 from tests_policies import at_level
 from workloads.counting import CountingEnv, Fault
 
-from marl_collect.buffers.compact_observations import KEY as KEPT_APART
 from marl_collect.buffers.compact_observations import restore_next
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 
 ENVS = [CountingEnv] * 2
-KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
-every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def preempting() -> dict[str, Any]:
@@ -64,11 +61,7 @@ def test_other_batches_than_those_of_compact_obs_are_not_restored() -> None:
 
 
 def recorded(collector: Any, batches: int) -> list[TensorDict]:
-    recorded_batches = [collector.next().clone() for _ in range(batches)]
-    return [
-        restore_next(batch) if KEPT_APART in batch.keys(include_nested=True) else batch
-        for batch in recorded_batches
-    ]
+    return [collector.next().clone() for _ in range(batches)]
 
 
 def test_preempted_batches_resume_with_the_frames_that_were_taken() -> None:
@@ -109,7 +102,7 @@ def test_whole_trajectories_of_async_workers_are_complete() -> None:
             assert trajectory["next", "done"][-1].all()
 
 
-@every_kind
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])
 def test_batches_of_trajectories_do_not_wait_for_ever(
     kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,9 +181,6 @@ def test_training_a_module_that_was_copied_causes_a_warning(kind: Any) -> None:
             collector.update_policy_weights_()
 
 
-# Factories
-
-
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
 def test_a_factory_runs_as_after_seeding_torch(kind: Any) -> None:
     factory = partial(weightless, ["lazy linear"], known=True)

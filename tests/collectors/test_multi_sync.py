@@ -7,9 +7,7 @@ import psutil
 import pytest
 import torch
 from support.internals import pool_of
-from tensordict.nn import TensorDictModule
 from tests_policies import level_policy
-from torch import nn
 from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiSyncCollector
@@ -28,29 +26,6 @@ def test_training_without_updates_causes_a_warning() -> None:
         collector.next()
         with pytest.warns(UserWarning, match=r"update_policy_weights_\(\)"):
             collector.next()
-
-
-def test_with_a_factory_alone_all_workers_use_worker_zeros_weights() -> None:
-    def build() -> TensorDictModule:
-        policy = level_policy()
-        nn.init.normal_(policy.module.level)
-        return policy
-
-    with MultiSyncCollector(
-        [CountingEnv] * 3, policy_factory=build, frames_per_batch=9
-    ) as collector:
-        batch = collector.next()
-        assert batch is not None
-        actions = batch["prey", "action"]
-        assert (actions == actions[0, 0]).all()
-        assert actions.abs().sum() > 0
-        with pytest.raises(RuntimeError, match="policy_factory"):
-            collector.update_policy_weights_()
-        fresh = level_policy()
-        collector.update_policy_weights_(fresh)
-        batch = collector.next()
-        assert batch is not None
-        assert (batch["prey", "action"] == 0).all()
 
 
 def test_workers_map_a_slot_at_the_same_time() -> None:

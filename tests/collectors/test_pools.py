@@ -10,7 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 from workloads.counting import CountingEnv
 
-from marl_collect import Evaluator, PolicyPool, evaluate
+from marl_collect import Evaluator, PolicyPool
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.policies.pool import Sample
 
@@ -214,28 +214,6 @@ def test_an_evaluator_plays_against_the_versions_of_now() -> None:
             pool.update()
     # Evaluations are no training: they do not count.
     assert pool.games.sum() == 0
-
-
-def test_evaluations_sample_the_pool() -> None:
-    net = Shift()
-    pool = PolicyPool(net, size=3, sample="win_rate")
-    policies = {"main": net, "past": pool}
-    for _ in range(2):
-        pool.update()
-    seeds = range(12)
-    expected = [pool.pick(seed) for seed in seeds]
-    assert len(set(expected)) == 3
-    options: dict[str, Any] = {"policies": policies, "assign": against_the_past}
-    for workers in (1, 2):
-        evaluation = evaluate(
-            *(None, CountingEnv),
-            episodes=12,
-            seeds=seeds,
-            num_workers=workers,
-            **options,
-        )
-        for index, episode in zip(expected, evaluation.episodes, strict=True):
-            assert set(episode.policy_ids["prey"]) <= {0, 1 + index}
 
 
 def test_a_past_version_that_was_changed_is_published() -> None:

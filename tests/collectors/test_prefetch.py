@@ -118,19 +118,6 @@ def test_a_preempted_batch_is_counted_before_the_next_one_starts(
         assert (running.next()["prey", "action"][0] == 0.5).all()
 
 
-def test_an_update_takes_effect_in_the_batch_after_the_next() -> None:
-    policy = level_policy()
-    with collector([CountingEnv, slow], policy, track_policy_version=True) as running:
-        for step in range(6):
-            batch = running.next()
-            level = max(0, step - 1)
-            assert (batch["policy_version"] == level).all()
-            assert (batch["prey", "action"] == level).all()
-            with torch.no_grad():
-                policy.module.level.fill_(step + 1)
-            running.update_policy_weights_()
-
-
 def test_a_worker_that_fails_while_another_prefetches_is_reported(
     tmp_path: Path,
 ) -> None:

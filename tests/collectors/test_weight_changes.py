@@ -11,11 +11,13 @@ import torch
 from collector_tools import collect_from_all
 from support.internals import source_of
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictParams
 from torch import nn
 from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.collectors.trainer_policy import WeightWalk
+from marl_collect.weights.skeleton import weight_tensors
 
 KINDS: dict[str, Callable[..., Any]] = {
     "single": lambda policy, **options: Collector(
@@ -289,9 +291,6 @@ def test_a_setting_that_cannot_be_sent_causes_one_warning() -> None:
             collector.update_policy_weights_()
 
 
-# Weights computed from other weights
-
-
 def normed() -> nn.Module:
     return nn.utils.parametrizations.weight_norm(nn.Linear(2, 2, bias=False))
 
@@ -334,3 +333,27 @@ def test_layers_that_cannot_be_pickled_act_and_are_updated(
                 for parameter in module.parameters():
                     parameter.mul_(torch.tensor([[2.0], [-1.0]]))
             collector.update_policy_weights_()
+
+
+def test_unchanged_weights_are_listed_without_another_walk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    walk = WeightWalk(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+    first = walk.tensors()
+    monkeypatch.delattr("marl_collect.collectors.trainer_policy.weight_tensors")
+    assert walk.tensors() is first
+
+
+def test_a_module_that_overrides_named_parameters_is_always_walked_through() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            inputs = TensorDict({"a": nn.Parameter(nn.Linear(1, 1).weight.detach())})
+            self.params = TensorDictParams(inputs)
+
+    module = Own()
+    walk = WeightWalk(module)
+    module.params["a"] = nn.Parameter(module.params["a"].detach() + 1)
+    current, tensors = weight_tensors(module), walk.tensors()
+    assert list(current) == list(tensors)
+    assert all(current[name] is tensors[name] for name in current)

@@ -100,6 +100,8 @@ def test_all_ranks_record_the_frames_of_their_environments(data: st.DataObject) 
             if number & 0xFFFFFFFF < share + ((number >> 32) % size < rest)
         }
     assert len(dataset) == sum(map(len, expected.values()))
+    written = [(run.options["rank"], run.options["world_size"]) for run in dataset.runs]
+    assert sorted(written) == [(rank, ranks) for rank in range(ranks)]
     ids = recorded["collector", "traj_ids"]
     for number, trajectory in expected.items():
         assert recorded.keys() == trajectory[0].keys()
