@@ -71,12 +71,17 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a task's name for a factory": (
         lambda: run("simple_spread_v3"),
         TypeError,
-        "must be a callable .* but is 'simple_spread_v3' of type str",
+        r"is 'simple_spread_v3' of type str.*lambda: PettingZooEnv\('simple_spread_v3'",
     ),
     "policy and environments swapped": (
         lambda: run(network(), line()),
         TypeError,
         "The environment factory is the first argument, the policy the second.",
+    ),
+    "no wrapper, and no factory": (
+        lambda: run(ScriptedEnv()),
+        TypeError,
+        r"lambda: PettingZooWrapper\(ScriptedEnv\(",
     ),
     "no wrapper": (
         lambda: run(ScriptedEnv),

@@ -510,22 +510,6 @@ def test_a_folder_without_a_dataset_is_an_error(tmp_path: Path) -> None:
     assert "training runs, but no dataset. progress.csv" in " ".join(text.split())
 
 
-def test_pictures_are_drawn_by_repeating_the_actions(tmp_path: Path) -> None:
-    pytest.importorskip("mpe2")
-    from marl_collect.envs import PettingZooEnv
-
-    data, file = tmp_path / "data", tmp_path / "x.html"
-    make = PettingZooEnv
-    record(
-        data, lambda: make("simple_spread_v3"), None, episodes=1, seed=0, num_workers=1
-    )
-    code, text = run(str(data), "--save", str(file), "--task=simple_spread_v3")
-    assert code == 0, text
-    pictures = {r: a for r, a in saved(file.read_text()).items() if "picture" in r}
-    assert len(pictures) == 25
-    assert len(set(pictures.values())) > 20
-
-
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 def test_a_stack_of_pictures_shows_its_newest_one(tmp_path: Path) -> None:
     def stacked() -> FrameStack:

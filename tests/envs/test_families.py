@@ -400,9 +400,6 @@ def test_tasks_that_cannot_be_collected_are_not_found(task: str) -> None:
         find_factory(task, {})
 
 
-# Level-based foraging
-
-
 def test_the_last_food_in_the_frame_of_the_limit_is_a_termination() -> None:
     require("lbforaging/")
     env = envs.LbForagingEnv(FORAGING, max_episode_steps=1)
@@ -473,9 +470,6 @@ def test_names_of_papers_are_tasks_with_their_arguments() -> None:
             with find_factory(f"lbforaging/{name}", keywords)() as env:
                 assert env.description.groups["agent"].n_agents == agents
                 assert env.env._env._inner.max_num_food == expected
-
-
-# The warehouse, kitchens and games
 
 
 def test_an_unknown_member_of_an_enumeration_is_an_error() -> None:

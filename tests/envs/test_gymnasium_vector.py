@@ -12,6 +12,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 pytest.importorskip("torch")
 
+from support.torch_worlds import random_batch
+
 from marl_collect import Collector, RandomPolicy, check_env
 from marl_collect.core.batched import inner_value
 from marl_collect.core.seeding import episode_seed
@@ -96,17 +98,7 @@ def single(env: Any) -> Any:
 
 
 def batch_of(factory: Any, **options: Any) -> Any:
-    frames = options.pop("frames", FRAMES)
-    with Collector(
-        factory,
-        RandomPolicy(),
-        frames_per_batch=frames * WORLDS,
-        total_frames=frames * WORLDS,
-        seed=SEED,
-        **options,
-    ) as collector:
-        (batch,) = collector
-    return batch
+    return random_batch(factory, WORLDS * FRAMES, seed=SEED, **options)
 
 
 def leaves(space: Any, path: tuple[str, ...] = ()) -> Any:

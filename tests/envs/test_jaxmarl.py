@@ -16,9 +16,9 @@ if importlib.util.find_spec("jaxmarl") is None:
 import jax
 import jax.numpy as jnp
 import torch
-from support.torch_worlds import check_same, policy_for
+from support.torch_worlds import check_same, policy_for, random_batch
 
-from marl_collect import Collector, RandomPolicy, check_env
+from marl_collect import check_env
 from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import JaxMarlEnv
 from marl_collect.envs.jaxmarl.provider import FAMILY
@@ -65,19 +65,6 @@ def factory_of(task: str, **options: Any) -> Callable[[], JaxMarlEnv]:
     Their worlds, which each of them replaces, are all that they change.
     """
     return lambda: copy.copy(built(task, **options))
-
-
-def collected(factory: Any, frames: int) -> Any:
-    """Return a batch ``[K, T]`` of random actions."""
-    with Collector(
-        factory,
-        RandomPolicy(),
-        frames_per_batch=WORLDS * frames,
-        total_frames=WORLDS * frames,
-        seed=SEED,
-    ) as collector:
-        (batch,) = collector
-    return batch
 
 
 class Rollout:
@@ -154,7 +141,8 @@ def test_the_data_are_those_of_the_library(
     task: str, options: dict[str, Any], frames: int, *, limit_only: bool
 ) -> None:
     env = built(task, **options)
-    batch = collected(factory_of(task, **options), frames)
+    factory = factory_of(task, **options)
+    batch = random_batch(factory, WORLDS * frames, seed=SEED)
     limit = env.description.time_limit
     rows = [
         (agent, group, row)

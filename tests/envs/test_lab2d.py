@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.internals import Around, bound, lab2d_world
+from support.internals import Around, bound, lab2d_world, names_read
 from support.scripts import run_python
 
 if importlib.util.find_spec("dmlab2d") is None:
@@ -168,14 +168,7 @@ def test_an_interrupted_episode_is_truncated(status: str, duel: Any) -> None:
 
 def test_only_requested_observations_are_computed() -> None:
     env = Lab2dEnv("commons_harvest", {"numPlayers": 2}, observations=["RGB"])
-    requested = []
-
-    class Spy(Around):
-        def observation(self, name: str) -> Any:
-            requested.append(name)
-            return self._lab.observation(name)
-
-    Spy(env)
+    requested = names_read(env)
     env.rollout(3)
     assert set(requested) == {"1.RGB", "2.RGB", "1.REWARD", "2.REWARD"}
     env.close()

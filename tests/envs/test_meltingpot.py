@@ -14,10 +14,9 @@ import pytest
 if None in map(importlib.util.find_spec, ("dmlab2d", "meltingpot")):
     pytest.skip("needs dm-meltingpot", allow_module_level=True)
 
-from support.internals import Around, bound, lab2d_world
+from support.internals import bound, lab2d_world, names_read
 
 from marl_collect.core.description import allocate
-from marl_collect.core.groups import MarlGroupMapType
 from marl_collect.envs import MeltingpotEnv
 from marl_collect.envs.lab2d.world import Lab2dWorld
 from marl_collect.envs.meltingpot.imports import meltingpot_modules
@@ -84,14 +83,7 @@ def test_the_collective_reward_is_the_sum_over_all_players() -> None:
 def test_only_requested_observations_are_computed() -> None:
     env = MeltingpotEnv(TALKATIVE, observations=["RGB"])
     bound(env)
-    requested = []
-
-    class Spy(Around):
-        def observation(self, name: str) -> Any:
-            requested.append(name)
-            return self._lab.observation(name)
-
-    Spy(env)
+    requested = names_read(env)
     env.step_row()
     assert sorted(requested) == ["1.REWARD", "1.RGB", "2.REWARD", "2.RGB"]
     env.close()
@@ -301,33 +293,6 @@ def test_a_level_that_contradicts_its_configuration_is_an_error() -> None:
         pytest.raises(ValueError, match=f"coins: .*1.{name} the shape .3,., but"),
     ):
         bound(env)
-
-
-def test_rows_follow_the_group_map() -> None:
-    groups = {"two": ["player_2", "player_0"], "one": ["player_1"]}
-    name = "commons_harvest__open"
-    roles = ["default"] * 3
-    with MeltingpotEnv(name, roles=roles, group_map=groups) as env:
-        row = bound(env)
-        row["two", "action"][...] = [5, 3]
-        row["one", "action"][...] = [1]
-        env.step_row()
-        lab2d = lab2d_world(env)
-        action_values = {
-            name: lab2d.discrete[i] for name, i in lab2d.discrete_index.items()
-        }
-        with meltingpot_modules():
-            from meltingpot.configs import substrates as configs
-
-            table = configs.get_config(name).action_set
-        for player, action in (("3", 5), ("1", 3), ("2", 1)):
-            for component, value in table[action].items():
-                assert action_values[f"{player}.{component}"] == value
-        image = lab2d.lab.observation("3.RGB")
-        assert np.array_equal(row["two", "observation", "RGB"][0], image)
-    group_map = MarlGroupMapType.ONE_GROUP_PER_AGENT
-    with MeltingpotEnv("coins", group_map=group_map) as env:
-        assert list(env.group_map) == ["player_0", "player_1"]
 
 
 @pytest.mark.parametrize("wrong", [-1, 8, 2**40])

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("pettingzoo")
 
-from support.zoo import Script, ScriptedEnv, ScriptedTurns, altered
+from support.zoo import Script, ScriptedEnv, altered
 from zoo_tools import BoundEnv, scripted
 
 from marl_collect import Collector
@@ -123,21 +123,6 @@ def test_close_may_be_called_twice() -> None:
         assert not env.is_closed
     env.close()
     assert env.is_closed
-
-
-@pytest.mark.parametrize("env", [ScriptedEnv(), ScriptedTurns()])
-def test_an_instance_in_place_of_a_factory_is_an_error_that_suggests_a_factory(
-    env: Any,
-) -> None:
-    pytest.importorskip("torch")
-    from marl_collect import Collector, RandomPolicy
-
-    with pytest.raises(
-        TypeError, match=rf"lambda: PettingZooWrapper\({type(env).__name__}"
-    ):
-        Collector(env, RandomPolicy(), frames_per_batch=4)
-    with pytest.raises(TypeError, match=r"lambda: PettingZooEnv\('rps_v2'\)"):
-        Collector("rps_v2", RandomPolicy(), frames_per_batch=4)  # type: ignore[arg-type]
 
 
 def test_the_task_may_be_a_module_and_a_callable() -> None:

@@ -148,11 +148,6 @@ def test_an_agent_may_join_when_another_is_removed() -> None:
     assert env["agents", "info", "x"].tolist() == [0, 11, 12]
 
 
-def test_use_mask_false_is_an_error() -> None:
-    with pytest.raises(ValueError, match="use_mask"):
-        PettingZooWrapper(ScriptedTurns(), use_mask=False)
-
-
 def test_a_parallel_environment_of_ones_own_is_not_turn_based() -> None:
     task = "pettingzoo.sisl.multiwalker_v9:parallel_env"
     assert PettingZooEnv(task).is_parallel

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("pettingzoo")
 pytest.importorskip("pygame")
 
-from marl_collect.envs import PettingZooEnv, available_envs
+from marl_collect.envs import PettingZooEnv
 from marl_collect.testing.check_env import check_env
 
 torch = pytest.importorskip("torch")
@@ -56,18 +56,6 @@ def test_turn_based_environments(
     pytest.importorskip(package)
     check_env(
         lambda: PettingZooEnv(task, parallel=False, **keywords), steps=30, episodes=2
-    )
-
-
-@pytest.mark.parametrize(
-    "task", [task for task in available_envs() if task.startswith("mpe/")]
-)
-def test_particles(task: str) -> None:
-    pytest.importorskip("mpe2")
-    check_env(lambda: PettingZooEnv(task), episodes=1)
-    check_env(
-        lambda: PettingZooEnv(task, continuous_actions=True, agent_ids=True),
-        episodes=1,
     )
 
 

@@ -15,7 +15,7 @@ from pettingzoo.utils.conversions import aec_to_parallel
 from same_steps import compare
 from support.zoo import Script, ScriptedEnv, ScriptedTurns
 
-from marl_collect.envs import PettingZooEnv, PettingZooWrapper
+from marl_collect.envs import PettingZooEnv, PettingZooWrapper, available_envs
 from marl_collect.envs.pettingzoo import fast_path as pettingzoo_fast
 from marl_collect.envs.pettingzoo.fast_path import PROVEN, world_of
 from marl_collect.envs.pettingzoo.mpe_physics import Physics, patch
@@ -27,18 +27,7 @@ RECORDS = json.loads(RESULTS.read_text())
 NOTES: dict[str, str] = runpy.run_path(str(SCRIPTS / "equality.py"))["NOTES"]
 
 PARTICLES = [
-    "collect_treasure_v1",
-    "simple_v3",
-    "simple_adversary_v3",
-    "simple_crypto_v3",
-    "simple_formation_v1",
-    "simple_line_v1",
-    "simple_push_v3",
-    "simple_reference_v3",
-    "simple_speaker_listener_v4",
-    "simple_spread_v3",
-    "simple_tag_v3",
-    "simple_world_comm_v3",
+    task.removeprefix("mpe/") for task in available_envs() if task.startswith("mpe/")
 ]
 
 CASES: list[tuple[str, str, dict[str, Any], int]] = [

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from support.packages import skip_without
+from support.packages import hide, skip_without
 from support.scripts import run_python
 
 from marl_collect.cli import tasks
@@ -128,11 +128,7 @@ def test_own_environments_are_built_without_pettingzoo(
 def test_a_family_without_its_library_says_how_to_install_it(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = importlib.util.find_spec
-    hidden = family.modules[0]
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == hidden else find(name)
-    )
+    hide(monkeypatch, family.modules[0])
     command = f'pip install "marl-collect[{family.extra}]"'
     assert family.available_tasks() == {f"{family.name}/...": command}
     for use in (family.find_task, family.settings):

@@ -2,9 +2,9 @@
 
 import importlib.util
 import sys
-from typing import Any
 
 import pytest
+from support.packages import hide
 from support.scripts import run_python
 
 pytest.importorskip("pettingzoo")
@@ -36,7 +36,7 @@ def test_the_tasks_of_every_family_are_listed() -> None:
 
 
 def test_missing_packages_of_a_task_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    _hide(monkeypatch, "Box2D")
+    hide(monkeypatch, "Box2D")
     available = available_envs()
     expected = 'Box2D missing: pip install "pettingzoo[sisl]"'
     assert available["sisl/multiwalker_v9"] == expected
@@ -56,7 +56,7 @@ def test_a_missing_package_is_an_error_with_the_install_command(
 def test_a_family_in_a_separate_package_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    _hide(monkeypatch, "mpe2")
+    hide(monkeypatch, "mpe2")
     with pytest.raises(UnknownTaskError, match='pip install "mpe2"'):
         find_task("simple_tag_v3")
     with pytest.raises(UnknownTaskError, match='pip install "mpe2"'):
@@ -117,13 +117,3 @@ for name in sorted(sys.modules):
 """
     process = run_python("-W", "ignore", "-c", script, check=True, interpreter=True)
     assert "loaded" not in process.stdout
-
-
-def _hide(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    """Make ``find_spec`` not find ``package``."""
-    find = importlib.util.find_spec
-
-    def found(name: str, *arguments: Any) -> Any:
-        return None if name.partition(".")[0] == package else find(name, *arguments)
-
-    monkeypatch.setattr(importlib.util, "find_spec", found)

@@ -12,11 +12,11 @@ pytest.importorskip("vmas", reason="needs the extra vmas")
 
 import torch
 import vmas
-from support.torch_worlds import check_same, policy_for
+from support.torch_worlds import check_same, policy_for, random_batch
 
-from marl_collect import Collector, RandomPolicy, check_env
+from marl_collect import Collector, check_env
 from marl_collect.core.seeding import episode_seed
-from marl_collect.envs import FrameStack, VmasEnv
+from marl_collect.envs import VmasEnv
 from marl_collect.envs.vmas import env as env_module
 from marl_collect.envs.vmas.env import MASKED, renew
 from marl_collect.envs.vmas.provider import FAMILY
@@ -25,20 +25,8 @@ WORLDS, FRAMES, LIMIT, SEED = 5, 40, 18, 1
 DISCRETE = {"continuous_actions": False}
 
 
-def collected(factory: Any, frames: int = FRAMES) -> tuple[dict[str, list[str]], Any]:
-    """Return the groups, and a batch ``[K, T]`` of random actions."""
-    with Collector(
-        factory,
-        RandomPolicy(),
-        frames_per_batch=WORLDS * frames,
-        total_frames=WORLDS * frames,
-        seed=SEED,
-    ) as collector:
-        (batch,) = collector
-    env = factory()
-    groups = env.group_map
-    env.close()
-    return groups, batch
+def collected(factory: Any, frames: int = FRAMES) -> Any:
+    return random_batch(factory, WORLDS * frames, seed=SEED)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +44,7 @@ def test_the_data_are_those_of_the_library(
 ) -> None:
     monkeypatch.setattr(env_module, "FEW", WORLDS)  # The library has no other way.
     factory = partial(VmasEnv, scenario, WORLDS, max_steps=LIMIT, **options)
-    groups, batch = collected(factory)
+    batch, groups = collected(factory), factory().group_map
     stock = vmas.make_env(scenario, WORLDS, seed=0, **options)
     rows = {a: (g, row) for g, names in groups.items() for row, a in enumerate(names)}
     agents = [rows[agent.name] for agent in stock.agents]
@@ -108,8 +96,7 @@ def test_every_step_draws_the_numbers_that_the_library_draws() -> None:
     # The noise is drawn for every observation.
     options: Any = {"observe_joint_angle": True, "joint_angle_obs_noise": 0.5}
     factory = partial(VmasEnv, "joint_passage", WORLDS, max_steps=LIMIT, **options)
-    groups, batch = collected(factory, LIMIT)
-    (group,) = groups
+    batch, (group,) = collected(factory, LIMIT), factory().group_map
     stock = vmas.make_env("joint_passage", WORLDS, seed=0, **options)
     stock.seed(episode_seed(SEED, 0, 0))
     observed = stock.reset()
@@ -136,16 +123,6 @@ def test_check_env(scenario: str, options: dict[str, Any]) -> None:
     check_env(factory, episodes=2, steps=7)
 
 
-def test_stacks_of_worlds_end_with_what_is_observed() -> None:
-    plain = partial(VmasEnv, "navigation", WORLDS, max_steps=4)
-    _, expected = collected(plain, 10)
-    _, actual = collected(lambda: FrameStack(plain(), 3), 10)
-    observed = actual["agent", "observation"]
-    assert (observed[..., -1, :] == expected["agent", "observation"]).all()
-    later = ~actual["next", "done"][:, :-1, 0]
-    assert (observed[:, 1:, :, :-1] == observed[:, :-1, :, 1:])[later].all()
-
-
 def test_groups_are_kinds_of_agents() -> None:
     env = VmasEnv("simple_tag", 2, num_good_agents=2)
     assert env.group_map == {
@@ -164,14 +141,14 @@ def test_groups_are_kinds_of_agents() -> None:
 
 def test_other_environments_of_the_process_draw_other_numbers() -> None:
     factory = partial(VmasEnv, "wind_flocking", WORLDS, max_steps=4)
-    _, first = collected(factory, 10)
+    first = collected(factory, 10)
     stock = vmas.make_env("navigation", 2)
     stock.seed(8)
     expected = stock.reset()
     stock.seed(8)
     torch.manual_seed(SEED)
     state = torch.random.get_rng_state()
-    _, second = collected(factory, 10)
+    second = collected(factory, 10)
     assert (first == second).all()
     VmasEnv("navigation", 2).begin(None, np.arange(2))
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -311,8 +288,8 @@ def test_worlds_on_a_gpu_repeat_and_leave_its_generator_alone(scenario: str) -> 
     torch.cuda.manual_seed(3)
     expected = torch.rand(4, device="cuda")
     torch.cuda.manual_seed(3)
-    _, first = collected(factory, 12)
-    _, second = collected(factory, 12)
+    first = collected(factory, 12)
+    second = collected(factory, 12)
     assert torch.equal(torch.rand(4, device="cuda"), expected)
     # Sums over many threads may differ in the last bits.
     for key in first.keys(True, True):

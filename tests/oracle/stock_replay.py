@@ -218,10 +218,14 @@ def small_trials() -> list[Trial]:
         Trial("butterfly/knights_archers_zombies_v11", options=lasting, cut=40),
         Trial("lab2d/commons_harvest", kwargs={"numPlayers": 2}, cut=11),
         Trial("lab2d/clean_up", kwargs={"numPlayers": 2}),
-        Trial("meltingpot/coins", options={"world_rgb": True}, cut=10),
+        Trial(
+            "meltingpot/coins",
+            options={"world_rgb": True, "group_map": per_agent},
+            cut=10,
+        ),
         Trial("meltingpot/collaborative_cooking__cramped"),
         Trial(
             "meltingpot/prisoners_dilemma_in_the_matrix__repeated",
-            options={"group_map": per_agent, "max_steps": 20},
+            options={"group_map": {"all": ["player_1", "player_0"]}, "max_steps": 20},
         ),
     ]

@@ -38,6 +38,19 @@ class Around:
         return getattr(self._lab, name)
 
 
+def names_read(env: Any) -> list[str]:
+    """Return a list of what an environment reads from its Lab2d from now on."""
+    names: list[str] = []
+
+    class Noting(Around):
+        def observation(self, name: str) -> Any:
+            names.append(name)
+            return self._lab.observation(name)
+
+    Noting(env)
+    return names
+
+
 def bound(env: Any, seed: int = 0) -> Any:
     """Return a row that ``env`` is bound to, after a reset."""
     row = allocate(env.description.row())

@@ -15,6 +15,7 @@ from marl_collect import (
     Collector,
     EnvDescription,
     GroupDescription,
+    RandomPolicy,
     Step,
 )
 from marl_collect.core.tensordicts import flatten
@@ -321,6 +322,14 @@ class TorchWorlds(BatchedEnv):
     def set_level(self, level: int) -> None:
         """Change what begins later; for ``call_env``."""
         self.level = level
+
+
+def random_batch(factory: Any, frames: int, **options: Any) -> Any:
+    """Return a batch ``[K, T]`` of so many frames of random actions."""
+    options |= {"frames_per_batch": frames, "total_frames": frames}
+    with Collector(factory, RandomPolicy(), **options) as collector:
+        (batch,) = collector
+    return batch
 
 
 SIMPLE = Spec({"a": Kind()}, length=6)

@@ -50,37 +50,26 @@ def digit(output: Tensor) -> Tensor:
     return (10 * output.sum(-1)).long() % 4
 
 
-def _torchrl(known: bool, **options: Any) -> nn.Module:
-    from torchrl.modules import MultiAgentMLP as TorchRLs
-
+def _networks(*, known: bool) -> dict[str, Callable[[], nn.Module]]:
+    """Return what builds each network; if its sizes are known, not lazy, on the CPU."""
     inputs = FEATURES if known else None
-    sizes = {"depth": 1, "num_cells": UNITS}
-    return TorchRLs(inputs, 2, AGENTS, centralised=False, **sizes, **options)
+    device = None if known else "meta"
+    mlp = partial(MultiAgentMLP, n_agent_outputs=2, n_agents=AGENTS, centralised=False)
 
+    def torchrls(**options: Any) -> nn.Module:
+        from torchrl.modules import MultiAgentMLP as TorchRLs
 
-def _network(name: str, *, known: bool) -> nn.Module:
-    """Return a network; if its sizes are known, on the CPU and not lazy."""
-    inputs = FEATURES if known else None
-    setup: Any = {"centralised": False}
-    if name == "mlp on meta":
-        device = None if known else "meta"
-        return MultiAgentMLP(
-            FEATURES, 2, AGENTS, **setup, share_params=False, device=device
-        )
-    if name == "lazy mlp":
-        return MultiAgentMLP(
-            inputs, 2, AGENTS, **setup, share_params=True, num_cells=[UNITS]
-        )
-    if name == "lazy mlp on meta":
-        device = None if known else "meta"
-        return MultiAgentMLP(
-            inputs, 2, AGENTS, **setup, share_params=True, device=device
-        )
-    if name == "lazy linear":
-        return nn.Linear(FEATURES, 2) if known else nn.LazyLinear(2)
-    if name == "lazy convolution":
-        return Picture(1 if known else None)
-    return _torchrl(known, **TORCHRL[name])
+        sizes = {"depth": 1, "num_cells": UNITS}
+        return TorchRLs(inputs, 2, AGENTS, centralised=False, **sizes, **options)
+
+    return {
+        "mlp on meta": lambda: mlp(FEATURES, share_params=False, device=device),
+        "lazy mlp": lambda: mlp(inputs, share_params=True, num_cells=[UNITS]),
+        "lazy mlp on meta": lambda: mlp(inputs, share_params=True, device=device),
+        "lazy linear": lambda: nn.Linear(FEATURES, 2) if known else nn.LazyLinear(2),
+        "lazy convolution": lambda: Picture(1 if known else None),
+        **{name: partial(torchrls, **options) for name, options in TORCHRL.items()},
+    }
 
 
 TORCHRL: Final[dict[str, dict[str, Any]]] = {
@@ -135,7 +124,7 @@ def weightless(names: Sequence[str], *, known: bool = False) -> TensorDictSequen
             device = None if known else "meta"
             modules.append(make_policy(hunters(), num_cells=(UNITS,), device=device))
         else:
-            network = _network(name, known=known)
+            network = _networks(known=known)[name]()
             modules.append(TensorDictModule(network, [OBSERVATION], [("hunter", name)]))
     if "make_policy on meta" not in names:
         key = ("hunter", names[0])
