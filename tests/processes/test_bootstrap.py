@@ -61,19 +61,19 @@ def test_workers_bypass_the_caches_for_large_copies(
     assert thresholds == users
 
 
-def test_a_worker_imports_no_large_library_by_itself() -> None:
+def test_a_new_worker_has_its_name_its_threads_and_no_large_library(
+    start_method: StartMethod,
+) -> None:
     def look(worker: Any, argument: Any) -> Any:
-        return {"torch", "tensordict", "numpy", "gymnasium"} & set(sys.modules)
+        large = {"torch", "tensordict", "numpy", "gymnasium"} & set(sys.modules)
+        name = Path("/proc/self/comm").read_text()
+        return name, os.environ["OMP_NUM_THREADS"], large
 
-    with WorkerPool(obey, [0], start_method="spawn") as pool:
-        pool.send(0, look)
-        assert pool.receive() == (0, set())
-
-
-def test_num_threads_sets_the_thread_variables(start_method: StartMethod) -> None:
-    with WorkerPool(obey, [0], start_method=start_method, num_threads=3) as pool:
-        pool.send(0, lambda worker, argument: os.environ["OMP_NUM_THREADS"])
-        assert pool.receive() == (0, "3")
+    options: Any = {"start_method": start_method, "num_threads": 3, "name": "pool"}
+    preload = ("numbers",)  # By a server of its own.
+    with WorkerPool(obey, [0, 1], preload=preload, **options) as pool:
+        pool.send(1, look)
+        assert pool.receive() == (1, ("pool-1\n", "3", set()))
 
 
 def test_workers_ignore_ctrl_c_and_die_of_sigterm(any_pool: WorkerPool) -> None:
@@ -136,13 +136,6 @@ def test_output_of_c_code_is_not_lost(
     ) as pool:
         pool.close()
     assert capfd.readouterr().out == "from C\n"
-
-
-def test_a_worker_is_named_in_the_process_table(start_method: StartMethod) -> None:
-    with WorkerPool(obey, [0, 1], start_method=start_method, name="pool") as pool:
-        be_up(pool)
-        with open(f"/proc/{pool.pids[1]}/comm") as file:
-            assert file.read() == "pool-1\n"
 
 
 def test_pyarrow_starts_no_thread_in_the_fork_server(

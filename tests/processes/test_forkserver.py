@@ -3,7 +3,6 @@
 import importlib
 import os
 import resource
-import select
 import signal
 import sys
 import threading
@@ -196,27 +195,6 @@ def test_a_stopped_server_is_given_up(module: WriteModule) -> None:
         finally:
             os.kill(server, signal.SIGCONT)
         assert ask(pool, lambda worker, argument: "alive") == "alive"
-
-
-def test_killing_the_server_kills_its_workers_and_the_next_pool_gets_a_new_one(
-    module: WriteModule,
-) -> None:
-    name = module("preload_killed", "")
-    with WorkerPool(obey, [0, 1], preload=(name,)) as pool:
-        server = ask(pool, lambda worker, argument: os.getppid())
-        pidfds = [os.pidfd_open(pid) for pid in pool.pids]
-        os.kill(server, signal.SIGKILL)
-        with pytest.raises(WorkerError, match="its fork server was killed"):
-            pool.receive()
-        for pidfd in pidfds:
-            assert select.select([pidfd], [], [], SOON)[0]
-            os.close(pidfd)
-        with WorkerPool(obey, [0], preload=(name,)) as second:
-            assert ask(second, lambda worker, argument: os.getppid()) != server
-        with pytest.raises(WorkerError):
-            pool.receive([1])
-        pool.restart(1, "new")
-        assert ask(pool, lambda worker, argument: argument, worker=1) == "new"
 
 
 def test_workers_inherit_no_files_of_the_server_or_of_each_other() -> None:

@@ -1,6 +1,5 @@
 """System calls by number and what replaces them; odd namespaces and processes."""
 
-import contextlib
 import ctypes
 import errno
 import logging
@@ -16,8 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.processes import SOON, gone, wait_until, wait_until_gone
-from support.scripts import LIMIT, Program, run_python, start_python
+from support.processes import SOON, gone, wait_until
+from support.scripts import LIMIT, run_python
 
 from marl_collect.processes import linux
 from marl_collect.processes.linux import NO_PIDFD
@@ -92,19 +91,15 @@ def test_processes_are_opened_and_signalled_by_number(
 
 
 @pytest.mark.usefixtures("old_python")
-@pytest.mark.parametrize("machine", ["sparc64", "i686", "armv7l"])
-def test_numbers_of_unknown_machines_are_not_guessed(
-    machine: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("machine", "bits"),
+    [("sparc64", 64), ("i686", 64), ("armv7l", 64), (os.uname().machine, 32)],
+)
+def test_numbers_of_unknown_machines_and_programs_of_32_bits_are_not_guessed(
+    machine: str, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine=machine))
-    assert linux.open_process(os.getpid()) == NO_PIDFD
-
-
-@pytest.mark.usefixtures("old_python")
-def test_numbers_are_not_used_by_programs_of_32_bits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys, "maxsize", 2**31 - 1)
+    monkeypatch.setattr(sys, "maxsize", 2 ** (bits - 1) - 1)
     assert linux.open_process(os.getpid()) == NO_PIDFD
 
 
@@ -282,30 +277,15 @@ def tell(do):
 """
 
 
-def test_a_process_that_is_not_dumpable_is_told_what_to_do() -> None:
-    process = run_python(
-        "-c",
-        WITHOUT_CAPABILITIES
-        + """
+CREATED = """
 drop_capabilities()
 Segment.create(9, "The moon")
 libc.prctl(4, 0)
 tell(lambda: Segment.create(9, "The moon"))
 libc.prctl(4, 1)
 Segment.create(9, "The moon")
-""",
-    )
-    assert process.stderr == ""
-    (line,) = process.stdout.splitlines()
-    for part in ("The moon is shared memory", "os.setuid", "prctl(4, 1)"):
-        assert part in line
-
-
-def test_memory_of_a_process_that_is_not_dumpable_says_so_when_it_is_attached() -> None:
-    process = run_python(
-        "-c",
-        WITHOUT_CAPABILITIES
-        + """
+"""
+ATTACHED = """
 handle = Segment.create(9, "The moon")
 libc.prctl(4, 0)
 if os.fork() == 0:
@@ -313,11 +293,23 @@ if os.fork() == 0:
     tell(lambda: Segment.attach(handle.handle))
     os._exit(0)
 os.wait()
-""",
-    )
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "parts"),
+    [
+        (CREATED, ["The moon is shared memory"]),
+        (ATTACHED, ["/fd/", "cannot be opened"]),
+    ],
+)
+def test_memory_of_a_process_that_is_not_dumpable_says_what_to_do(
+    body: str, parts: list[str]
+) -> None:
+    process = run_python("-c", WITHOUT_CAPABILITIES + body)
     assert process.stderr == ""
     (line,) = process.stdout.splitlines()
-    for part in ("/fd/", "cannot be opened", "os.setuid", "prctl(4, 1)"):
+    for part in (*parts, "os.setuid", "prctl(4, 1)"):
         assert part in line
 
 
@@ -366,74 +358,3 @@ def test_a_pid_namespace_without_its_own_proc_runs() -> None:
     results = ["0", "killed -9", "(0, 5)", "()"]
     started = "[(0, 3), (1, 4)]"
     assert lines == [f"forkserver {started}", *results, f"spawn {started}", *results]
-
-
-# The fork server without process descriptors
-
-REFUSING = Path(__file__).parents[1] / "support" / "refusing.py"
-TRAINER = """
-import ctypes, os, signal, sys
-from marl_collect.errors import WorkerError
-from marl_collect.processes import WorkerPool
-
-def obey(worker, argument):
-    while True:
-        worker.send(worker.receive()(worker, argument))
-
-pool = WorkerPool(obey, [0, 1])
-pool.send(0, lambda worker, argument: os.getppid())
-server = pool.receive()[1]
-"""
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[str], tuple[Program, list[int]]]]:
-    """Run a trainer on a kernel that refuses; return the process ids that it prints."""
-    with contextlib.ExitStack() as stack:
-
-        def run(body: str) -> tuple[Program, list[int]]:
-            script = tmp_path / "script.py"
-            script.write_text(TRAINER + body)
-            command = (REFUSING, "ENOSYS", sys.executable, script)
-            program = stack.enter_context(start_python(*command, interpreter=True))
-            stack.callback(os.killpg, program.pid, signal.SIGKILL)
-            assert program.stdout is not None
-            line = program.stdout.readline()
-            return program, [int(pid) for pid in line.split()]
-
-        yield run
-
-
-def test_the_server_ends_with_its_trainer_although_a_fork_keeps_the_socket(
-    start: Callable[[str], tuple[Program, list[int]]],
-) -> None:
-    program, pids = start(
-        """
-if ctypes.CDLL(None).fork() == 0:  # Unknown to Python, with copies of all sockets.
-    ctypes.CDLL(None).pause()
-print(server, *pool.pids, flush=True)
-signal.pause()
-"""
-    )
-    assert len(pids) == 3
-    program.kill()
-    wait_until_gone(pids)
-
-
-def test_the_end_of_the_server_is_noticed(
-    start: Callable[[str], tuple[Program, list[int]]],
-) -> None:
-    program, pids = start(
-        """
-print(server, *pool.pids, flush=True)
-os.kill(server, signal.SIGKILL)
-try:
-    pool.receive()
-except WorkerError as error:
-    print(error, flush=True)
-signal.pause()
-"""
-    )
-    assert program.stdout is not None
-    assert "its fork server was killed" in program.stdout.readline()
-    wait_until_gone(pids)

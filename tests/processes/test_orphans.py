@@ -25,14 +25,17 @@ def pool() -> Iterator[WorkerPool]:
         yield pool
 
 
-def start_program(pool: WorkerPool, worker: int, command: str = "sleep 1000") -> int:
-    """Let a worker start a shell command; return a pidfd of it."""
+def opened(pool: WorkerPool, worker: int, start: Any) -> int:
+    """Let a worker start a process and return its id; return a pidfd of it."""
+    pool.send(worker, start)
+    return os.pidfd_open(pool.receive([worker])[1])
 
+
+def start_program(pool: WorkerPool, worker: int, command: str = "sleep 1000") -> int:
     def start(context: Any, argument: Any) -> Any:
         return subprocess.Popen(["sh", "-c", f"exec {command}"]).pid
 
-    pool.send(worker, start)
-    return os.pidfd_open(pool.receive([worker])[1])
+    return opened(pool, worker, start)
 
 
 def has_ended(pidfd: int, seconds: float) -> bool:
@@ -55,8 +58,7 @@ def test_a_daemon_lives_as_long_as_its_worker(pool: WorkerPool) -> None:
         command = "sleep 1000 >/dev/null & echo $!"
         return int(subprocess.run(["sh", "-c", command], stdout=-1).stdout)
 
-    pool.send(0, start)
-    daemon = os.pidfd_open(pool.receive()[1])
+    daemon = opened(pool, 0, start)
     os.kill(pool.pids[1], signal.SIGKILL)
     pool.restart(1, "new")
     assert not has_ended(daemon, 0.5)
@@ -94,8 +96,7 @@ def test_a_program_that_is_just_starting_ends_too(pool: WorkerPool) -> None:
         os.read(reader, 1)
         return pid
 
-    pool.send(0, fork_unmarked)
-    program = os.pidfd_open(pool.receive()[1])
+    program = opened(pool, 0, fork_unmarked)
     pool.close()
     assert has_ended(program, SOON)
 
@@ -134,8 +135,7 @@ def fork_a_helper(context: WorkerContext, argument: Any) -> int:
 
 
 def forked(pool: WorkerPool, worker: int) -> int:
-    pool.send(worker, fork_a_helper)
-    return os.pidfd_open(pool.receive([worker])[1])
+    return opened(pool, worker, fork_a_helper)
 
 
 @pytest.mark.parametrize("start", [start_program, forked])
@@ -172,8 +172,7 @@ def test_forks_of_a_forked_helper_end_too(pool: WorkerPool) -> None:
             os._exit(0)
         return int(os.read(reader, 100))
 
-    pool.send(0, fork_twice)
-    helper = os.pidfd_open(pool.receive([0])[1])
+    helper = opened(pool, 0, fork_twice)
     assert not has_ended(helper, 0.3)  # Its own parent has ended, its worker has not.
     os.kill(pool.pids[0], signal.SIGKILL)
     assert has_ended(helper, SOON)
@@ -215,7 +214,6 @@ def test_a_worker_keeps_its_mark_if_its_environment_variables_change(
         os.environ.clear()
         return fork_a_helper(context, argument)
 
-    pool.send(0, forget)
-    helper = os.pidfd_open(pool.receive([0])[1])
+    helper = opened(pool, 0, forget)
     os.kill(pool.pids[0], signal.SIGKILL)
     assert has_ended(helper, SOON)

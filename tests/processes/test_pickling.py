@@ -106,6 +106,10 @@ NOT_IMPORTED: Final = {
         import runpy
         runpy.run_path("away/running.py", run_name="study")
     """,
+    "the script itself": """
+        exec(open("away/tools.py").read())
+        use(sys.modules["__main__"])
+    """,
     "made by hand": """
         import types
         tools = sys.modules["tools"] = types.ModuleType("tools")

@@ -111,17 +111,11 @@ def test_messages_from_many_threads_stay_whole(pool: WorkerPool) -> None:
         thread.join()
 
 
-def test_waiting_for_no_worker_is_refused(pool: WorkerPool) -> None:
+def test_what_cannot_be_started_or_received_is_refused(pool: WorkerPool) -> None:
     with pytest.raises(ValueError, match="workers is empty"):
         pool.receive([])
-
-
-def test_no_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="arguments is empty"):
         WorkerPool(obey, [])
-
-
-def test_an_argument_that_cannot_be_pickled_is_refused_before_anything_starts() -> None:
     with pytest.raises(TypeError, match="worker 1 cannot be sent.*lock"):
         WorkerPool(obey, [0, threading.Lock()])
 

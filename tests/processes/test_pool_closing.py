@@ -195,6 +195,12 @@ def late(function):
         return function(*args, **kwargs)
     return wrapper
 
+def waiting(function):
+    def wrapper(*args, **kwargs):
+        began.set()
+        return function(*args, **kwargs)
+    return wrapper
+
 def early(function):
     def wrapper(*args, **kwargs):
         result = function(*args, **kwargs)
@@ -218,6 +224,7 @@ PLACES = {
     "after the first start": "starting.launch = early(starting.launch)",
     "after all starts": "pool.start_workers = early(pool.start_workers)",
     "before it is used": "WorkerPool.receive = late(WorkerPool.receive)",
+    "while it waits": "WorkerPool.receive = waiting(WorkerPool.receive)",
 }
 
 

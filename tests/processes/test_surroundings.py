@@ -250,42 +250,6 @@ def test_a_path_that_is_longer_than_all_arguments_may_be_is_named(
     assert is_closed == "True"
 
 
-def test_a_daemon_thread_that_waits_at_exit_prints_nothing(
-    run_lines: RunLines, tmp_path: Path
-) -> None:
-    body = """
-        workers = pool(0, 1)
-        def wait():
-            try:
-                workers.receive()
-            finally:
-                tell("ended")
-        threading.Thread(target=wait, daemon=True).start()
-        tell("waits")
-        """
-    assert run_lines(body)[0] == "waits"
-    assert (tmp_path / "output").read_text() == ""
-
-
-def test_a_thread_that_is_not_a_daemon_gets_an_error_when_the_pool_is_closed(
-    run_lines: RunLines,
-) -> None:
-    body = """
-        from marl_collect.errors import ClosedError
-        workers = pool(0)
-        def wait():
-            try:
-                workers.receive()
-            except ClosedError:
-                tell("closed")
-        thread = threading.Thread(target=wait)
-        thread.start()
-        workers.close()
-        thread.join()
-        """
-    assert run_lines(body) == ["closed"]
-
-
 def test_a_server_that_cannot_fork_says_why() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:

@@ -35,27 +35,17 @@ class DyingChild:
         return "as it should"
 
 
-def handle_of(child: Any, status_board: StatusBoard) -> WorkerHandle:
-    return WorkerHandle(0, status_board.lines[0], child, child.connection)
-
-
-def test_messages_written_between_two_checks_are_read_before_the_death() -> None:
+@pytest.mark.parametrize("reads_ahead", [False, True])
+def test_messages_written_between_two_checks_are_read_before_the_death(
+    reads_ahead: bool,
+) -> None:
     status_board = StatusBoard.create(1)
-    handle = handle_of(DyingChild(["first", "second"]), status_board)
-    assert [handle.next_message(), handle.next_message()] == ["first", "second"]
-    for _ in range(2):
-        with pytest.raises(
-            WorkerError, match="ended unexpectedly in start: as it should"
-        ):
-            handle.next_message()
-    status_board.close()
-
-
-def test_reading_ahead_loses_nothing() -> None:
-    status_board = StatusBoard.create(1)
-    handle = handle_of(DyingChild(["first", "second"]), status_board)
-    handle.read_ahead()
-    assert [handle.next_message(), handle.next_message()] == ["first", "second"]
-    with pytest.raises(WorkerError):
+    child: Any = DyingChild(["first", "second"])
+    handle = WorkerHandle(0, status_board.lines[0], child, child.connection)
+    if reads_ahead:
         handle.read_ahead()
+    assert [handle.next_message(), handle.next_message()] == ["first", "second"]
+    for read in (handle.next_message, handle.read_ahead, handle.next_message):
+        with pytest.raises(WorkerError, match="unexpectedly in start: as it should"):
+            read()
     status_board.close()
