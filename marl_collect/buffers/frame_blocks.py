@@ -22,9 +22,16 @@ class FrameBlocks:
 
     def __init__(self, arrays: Arrays) -> None:
         """Record ``arrays``, which are dense and change in place."""
-        self._pieces = [_Piece(piece) for piece in _side_by_side(arrays)]
-        self.recorders = [(p.snapshot, p.recorded.append) for p in self._pieces]
+        # Of arrays that are adjacent: their keys, how a frame has them, and the bytes
+        # of each recorded frame.
+        self._pieces: list[tuple[list[Key], np.dtype[np.void], list[bytes]]] = []
+        self.recorders: list[tuple[Callable[[], bytes], Callable[[bytes], None]]] = []
         """For each piece, a function that copies its bytes and one that stores them."""
+        for piece in _side_by_side(arrays):
+            snapshot, frame = _bytes_of(piece)
+            recorded: list[bytes] = []
+            self._pieces.append((list(piece), frame, recorded))
+            self.recorders.append((snapshot, recorded.append))
 
     def record(self) -> None:
         """Record the current values."""
@@ -34,44 +41,29 @@ class FrameBlocks:
     def drain(self) -> dict[Key, NDArray[Any]]:
         """Return and forget all recorded values, ``[frames, ...]``."""
         values: dict[Key, NDArray[Any]] = {}
-        for piece in self._pieces:
-            values |= piece.drain()
+        for keys, frame, recorded in self._pieces:
+            frames = np.frombuffer(b"".join(recorded), frame)
+            recorded.clear()
+            values |= {key: frames[str(number)] for number, key in enumerate(keys)}
         return values
 
 
-@final
-class _Piece:
-    """Arrays that are adjacent in memory.
-
-    Attributes:
-        snapshot: returns a copy of the current bytes.
-        recorded: the bytes of each recorded frame.
-    """
-
-    def __init__(self, arrays: Arrays) -> None:
-        """Cover the memory from the first of ``arrays`` to the last."""
-        first, *_, last = [*arrays.values()] * 2
-        start = _address(first)
-        nbytes = _address(last) + last.nbytes - start
-        memory = memoryview(_owner(first)).cast("B")
-        offset = start - _address(np.frombuffer(memory, np.uint8))
-        self.snapshot: Callable[[], bytes] = memory[offset : offset + nbytes].tobytes
-        self.recorded: list[bytes] = []
-        self._names = {key: str(number) for number, key in enumerate(arrays)}
-        self._frame = np.dtype(
-            {
-                "names": list(self._names.values()),
-                "formats": [(a.dtype, a.shape) for a in arrays.values()],
-                "offsets": [_address(a) - start for a in arrays.values()],
-                "itemsize": nbytes,
-            }
-        )
-
-    def drain(self) -> dict[Key, NDArray[Any]]:
-        """Return and forget the arrays of all recorded frames."""
-        frames = np.frombuffer(b"".join(self.recorded), self._frame)
-        self.recorded.clear()
-        return {key: frames[name] for key, name in self._names.items()}
+def _bytes_of(arrays: Arrays) -> tuple[Callable[[], bytes], np.dtype[np.void]]:
+    """Return how to copy the memory of adjacent arrays, and where they are in it."""
+    first, *_, last = [*arrays.values()] * 2
+    start = _address(first)
+    nbytes = _address(last) + last.nbytes - start
+    memory = memoryview(_owner(first)).cast("B")
+    offset = start - _address(np.frombuffer(memory, np.uint8))
+    frame = np.dtype(
+        {
+            "names": [str(number) for number in range(len(arrays))],
+            "formats": [(a.dtype, a.shape) for a in arrays.values()],
+            "offsets": [_address(a) - start for a in arrays.values()],
+            "itemsize": nbytes,
+        }
+    )
+    return memory[offset : offset + nbytes].tobytes, frame
 
 
 def _side_by_side(arrays: Arrays) -> list[dict[Key, NDArray[Any]]]:
