@@ -6,7 +6,7 @@ and their arrays are views of it. The trainer reads the memory that the workers 
 without a copy. Offsets are multiples of 64 bytes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -20,6 +20,7 @@ from marl_collect.core.description import (
     Field,
     Fields,
     Key,
+    places,
 )
 from marl_collect.core.signature import IS_INIT, PolicySignature
 
@@ -31,7 +32,19 @@ STEP_COUNT = ("step_count",)
 VERSION = ("policy_version",)
 MANY = 128
 """Number of environments from which on small rows of a frame are adjacent."""
-_INT = np.dtype(np.int64)
+_INT, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)
+_OPTIONAL = {
+    TRAJ_IDS: Field((), _INT),
+    FRAME_IDS: Field((), _INT),
+    VALID: Field((), _BOOL),
+    LEVEL: Field((), _INT),
+    STEP_COUNT: Field((1,), _INT),
+    IS_INIT: Field((1,), _BOOL),
+    VERSION: Field((), _INT),
+}
+"""Keys that a batch may have in addition to the environment's and policy's."""
+_FOLLOWED = (STEP_COUNT, IS_INIT, VERSION)
+"""Those that are also under ``next``."""
 
 
 @final
@@ -54,13 +67,10 @@ class Layout:
     @classmethod
     def plan(cls, fields: Fields, batch: tuple[int, int]) -> "Layout":
         """Place ``fields`` one after another."""
-        offsets: dict[Key, int] = {}
-        end = 0
-        for key, leaf in fields.items():
-            offsets[key] = end
-            size = leaf.nbytes * batch[0] * batch[1]
-            end += -(-size // ALIGNMENT) * ALIGNMENT
-        return cls(dict(fields), batch, offsets, max(end, ALIGNMENT))
+        sizes = [leaf.nbytes * batch[0] * batch[1] for leaf in fields.values()]
+        *offsets, end = places(sizes)
+        by_key = dict(zip(fields, offsets, strict=True))
+        return cls(dict(fields), batch, by_key, max(end, ALIGNMENT))
 
     def arrays(self, buffer: Any, rows: slice = slice(None)) -> dict[Key, NDArray[Any]]:
         """Return the array ``[B, T, *shape]`` of each key, or some of its rows."""
@@ -85,36 +95,25 @@ class Layout:
         return self.batch[0] >= MANY and leaf.nbytes <= SMALL
 
 
-@dataclass(frozen=True)
-class BatchContents:
-    """The optional keys of a batch, in addition to the environment's and policy's."""
-
-    traj_ids: bool = True
-    step_count: bool = False
-    policy_version: bool = False
-    compact_obs: bool = False
-    ragged: bool = False
-    level: bool = False
-
-
 def batch_fields(
     description: EnvDescription,
     signature: PolicySignature,
-    contents: BatchContents,
+    wanted: Collection[Key],
 ) -> dict[Key, Field]:
     """Return the fields of a batch, in the order of their memory.
 
     Args:
         description: description of the environments.
         signature: signature of the policy.
-        contents: optional keys.
+        wanted: optional keys of a batch, except ``is_init``, which the policy decides.
+            With ``FRAME_IDS``, next observations that follow are omitted.
     """
     observed = description.observed() | signature.states
     following = observed | description.outcome()
     outputs = {key: signature.outputs[key] for key in signature.roots}
     changed = outputs.keys() | signature.removed
     omitted: set[Key] = set()
-    if contents.compact_obs:
+    if FRAME_IDS in wanted:
         # If the policy changes the root, only `next` has the environment's value.
         omitted = {
             key
@@ -123,18 +122,10 @@ def batch_fields(
         }
     fields = {k: f for k, f in observed.items() if k not in signature.removed} | outputs
     fields |= {("next", *k): f for k, f in following.items() if k not in omitted}
-    if contents.traj_ids:
-        fields[TRAJ_IDS] = Field((), _INT)
-    if omitted:
-        fields[FRAME_IDS] = Field((), _INT)
-    if contents.ragged:
-        fields[VALID] = Field((), np.dtype(np.bool_))
-    if contents.level:
-        fields[LEVEL] = Field((), _INT)
-    if contents.step_count:
-        fields[STEP_COUNT] = fields["next", *STEP_COUNT] = Field((1,), _INT)
-    if signature.reads_is_init:
-        fields[IS_INIT] = fields["next", *IS_INIT] = Field((1,), np.dtype(np.bool_))
-    if contents.policy_version:
-        fields[VERSION] = fields["next", *VERSION] = Field((), _INT)
+    chosen = {*wanted, IS_INIT} if signature.reads_is_init else {*wanted}
+    for key, leaf in _OPTIONAL.items():
+        if key in chosen and (omitted or key != FRAME_IDS):
+            fields[key] = leaf
+            if key in _FOLLOWED:
+                fields["next", *key] = leaf
     return fields

@@ -12,8 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 import torch
 from tensordict.nn import InteractionType
 
-from marl_collect.buffers.layout import BatchContents
+from marl_collect.buffers import layout
 from marl_collect.buffers.trajectories import LONGEST, TrajFormat
+from marl_collect.core.description import Key
 from marl_collect.core.device_check import usable_device
 from marl_collect.core.factories import Factory, check_function
 from marl_collect.core.ranks import Ranks
@@ -688,16 +689,17 @@ class CollectorOptions(BatchOptions):
         return self.preempts or not isinstance(self.frames_per_batch, int)
 
     @property
-    def contents(self) -> BatchContents:
-        """The optional keys of a batch."""
-        return BatchContents(
-            traj_ids=self.track_traj_ids,
-            step_count=self.max_frames_per_traj is not None,
-            policy_version=self.track_policy_version,
-            compact_obs=self.compact_obs,
-            ragged=self.ragged,
-            level=self.curriculum is not None,
-        )
+    def contents(self) -> set[Key]:
+        """The optional keys of a batch, see ``batch_fields``."""
+        wanted = {
+            layout.TRAJ_IDS: self.track_traj_ids,
+            layout.STEP_COUNT: self.max_frames_per_traj is not None,
+            layout.VERSION: self.track_policy_version,
+            layout.FRAME_IDS: self.compact_obs,
+            layout.VALID: self.ragged,
+            layout.LEVEL: self.curriculum is not None,
+        }
+        return {key for key, is_wanted in wanted.items() if is_wanted}
 
     def frames_of(
         self, environments: Sequence[int], *, together: bool = True

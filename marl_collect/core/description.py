@@ -15,8 +15,9 @@ action       ``(g, "action")``                                    root
 Keys are tuples of strings, at the root too: ``("done",)``.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import prod
 from typing import Any, final
 
@@ -346,6 +347,11 @@ def allocate(
         block = memory[start : start + sizes[key]]
         arrays[key] = block.view(leaf.dtype).reshape((*batch, *leaf.shape))
     return arrays
+
+
+def places(sizes: Iterable[int]) -> list[int]:
+    """Return where arrays of these sizes begin, one after the other, and the end."""
+    return list(accumulate((-(-n // ALIGNMENT) * ALIGNMENT for n in sizes), initial=0))
 
 
 def bytes_of(array: NDArray[np.generic]) -> memoryview:

@@ -7,7 +7,6 @@ it, at a multiple of 64 bytes.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from operator import attrgetter
 from typing import Any, final
 
@@ -15,10 +14,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from marl_collect.core.description import ALIGNMENT, places
 from marl_collect.weights.skeleton import weight_tensors
 from marl_collect.weights.tensor_parts import is_plain
 
-ALIGNMENT = 64
 _LISTED = 3
 """Number of names that an error lists."""
 address = torch.Tensor.data_ptr
@@ -67,8 +66,7 @@ class WeightLayout:
         aliases: Mapping[str, str] | None = None,
     ) -> "WeightLayout":
         """Return the layout that stores ``tensors`` back to back."""
-        sizes = [-(-t.nbytes // ALIGNMENT) * ALIGNMENT for t in tensors.values()]
-        *offsets, end = accumulate(sizes, initial=0)
+        *offsets, end = places(tensor.nbytes for tensor in tensors.values())
         return cls(
             names=tuple(tensors),
             kinds=tuple((tuple(t.shape), t.dtype) for t in tensors.values()),

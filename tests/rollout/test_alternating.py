@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from workloads.counting import CountingEnv
 
-from marl_collect.buffers.layout import BatchContents, batch_fields
+from marl_collect.buffers.layout import STEP_COUNT, TRAJ_IDS, VERSION, batch_fields
 from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import allocate
 from marl_collect.core.signature import PolicySignature
@@ -47,7 +47,7 @@ def rollouts(engine: EnvBatch, progress: Any = None) -> Any:
 
 
 def slot(engine: Any, frames: int) -> Any:
-    contents = BatchContents(step_count=True, policy_version=True)
+    contents = {TRAJ_IDS, STEP_COUNT, VERSION}
     signature = PolicySignature(engine.description.actions())
     fields = batch_fields(engine.description, signature, contents)
     return allocate(fields, (ENVIRONMENTS, frames))

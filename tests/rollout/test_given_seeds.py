@@ -8,7 +8,7 @@ import torch
 from tensordict.nn import InteractionType, set_interaction_type
 from workloads.counting import CountingEnv
 
-from marl_collect.buffers.layout import TRAJ_IDS, BatchContents, batch_fields
+from marl_collect.buffers.layout import TRAJ_IDS, batch_fields
 from marl_collect.core.batch import SerialBatch
 from marl_collect.core.description import allocate
 from marl_collect.models import make_policy
@@ -26,7 +26,7 @@ def actions_of(seeds: Seeds, policy: Any, frames: int) -> dict[int, Any]:
     plan = Plan(seed=4, environments=range(len(seeds)), given_seeds=seeds)
     runner = make_runner(policy, engine)
     rollout = Rollout(engine, runner, plan)
-    fields = batch_fields(engine.description, runner.signature, BatchContents())
+    fields = batch_fields(engine.description, runner.signature, {TRAJ_IDS})
     running = {seed for given in seeds for seed in given}
     episodes: dict[int, list[Any]] = {seed: [] for seed in running}
     with torch.no_grad(), set_interaction_type(InteractionType.RANDOM):
