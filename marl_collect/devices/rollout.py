@@ -332,15 +332,13 @@ class DeviceRollout(Rollout):
 
     def _note_ends(self, arrays: Mapping[Key, Any], frames: int) -> EndedEpisodes:
         """Count the episodes that ended in a slot, and those that began."""
-        starts = np.zeros(self._engine.size, np.int64)
         done = arrays["next", "done"][..., 0].swapaxes(0, 1)
         for frame in np.flatnonzero(done.any(1)).tolist():
             (rows,) = done[frame].nonzero()
-            self._episodes.end(rows, starts[rows], frame + 1)
-            starts[rows] = frame + 1
+            self._episodes.end(rows, frame + 1)
             self._episodes.begin(rows, self._level)
         slot = {key: array for key, array in arrays.items() if key != FAULTS}
-        ended = self._episodes.leave(slot, starts, frames)
+        ended = self._episodes.leave(slot, frames)
         self._calls.passed(frames)
         self._make_pending()
         return ended

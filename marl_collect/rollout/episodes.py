@@ -161,6 +161,8 @@ class RunningEpisodes:
 
     Attributes:
         levels: of the curriculum when each episode began, int64 ``[K]``.
+        starts: first frame of each running episode in the current slot, int64 ``[K]``;
+            0 if it began earlier.
     """
 
     def __init__(self, description: EnvDescription, plan: Plan) -> None:
@@ -177,6 +179,7 @@ class RunningEpisodes:
         self._numbers = np.array(plan.episodes or (-1,) * size, np.int64)
         self._lengths = np.zeros(size, np.int64)
         self.levels = np.zeros(size, np.int64)
+        self.starts = np.zeros(size, np.int64)
         self._returns = {
             name: np.zeros((size, group.n_agents))
             for name, group in description.groups.items()
@@ -271,46 +274,43 @@ class RunningEpisodes:
     def enter(self) -> None:
         """Begin a slot."""
         self._ends, self._before = [], self.state()
+        self.starts.fill(0)
 
-    def end(self, rows: NDArray[np.int64], starts: NDArray[np.int64], end: int) -> None:
-        """Note that episodes of the slot ended.
+    def end(self, rows: NDArray[np.int64], end: int) -> None:
+        """Note that episodes of the slot ended, before the frame ``end``."""
+        self._ends.append((rows, self.starts[rows], end))
+        self.starts[rows] = end
 
-        Args:
-            rows: their environments.
-            starts: their first frames in the slot.
-            end: the frame after their last one.
-        """
-        self._ends.append((rows, starts, end))
-
-    def leave(self, slot: Arrays, starts: NDArray[np.int64], end: int) -> EndedEpisodes:
+    def leave(self, slot: Arrays, end: int) -> EndedEpisodes:
         """Write ids and counts of a complete slot; return the episodes that ended.
 
         Args:
             slot: ``[K, T, ...]`` per key.
-            starts: first frame of each running episode in the slot; 0 if it began
-                earlier.
             end: the frame after the last one.
         """
         joined = _joined(self._ends)
         self._stamp(slot, joined, end)
-        ended = self._sum_up(slot, joined, starts, end)
-        self._lengths += end - starts
+        ended = self._sum_up(slot, joined, end)
+        self._lengths += end - self.starts
         if self._description.repeats and end:
-            self._actions.append(slot, starts, end)
+            self._actions.append(slot, self.starts, end)
         return ended
 
-    def limits(self, frames: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the frames at which trajectories are cut.
+    def limits(self) -> NDArray[np.int64]:
+        """Return the frames of the slot at which trajectories are cut.
 
         An episode that is too long already, after a state of a collector with a higher
         limit was loaded, is cut in the first frame.
-
-        Args:
-            frames: first frame of each running episode in the slot.
         """
-        limit = self.plan.max_frames_per_traj
+        frames, limit = self.starts, self.plan.max_frames_per_traj
         assert limit is not None
         return np.maximum(frames, frames + (limit - 1) - self._lengths)
+
+    def first_limit(self) -> int:
+        """Return the first frame at which a trajectory is cut; ``NEVER`` if none is."""
+        if self.plan.max_frames_per_traj is None:
+            return NEVER
+        return int(self.limits().min())
 
     def state(self) -> dict[str, Any]:
         """Return the state of the environments, for ``load``.
@@ -391,15 +391,13 @@ class RunningEpisodes:
             slot[STEP_COUNT][:, :end] = counts
             slot["next", *STEP_COUNT][:, :end] = counts + 1
 
-    def _sum_up(
-        self, slot: Arrays, joined: "Joined", starts: NDArray[np.int64], end: int
-    ) -> EndedEpisodes:
+    def _sum_up(self, slot: Arrays, joined: "Joined", end: int) -> EndedEpisodes:
         """Sum rewards; return the episodes that ended."""
         rows, firsts, ends = joined
         returns: dict[str, NDArray[np.float64]] = {}
         for name, running in self._returns.items():
             rewards = slot["next", name, "reward"][..., 0]
-            returns[name], rest = _sums(rewards, joined, starts, end)
+            returns[name], rest = _sums(rewards, joined, self.starts, end)
             running += rest
         if not self._ends:  # In most slots of few environments.
             ids = self._policy_ids(slot, joined)

@@ -37,7 +37,6 @@ from marl_collect.rollout.env_calls import (
     set_task,
 )
 from marl_collect.rollout.episodes import (
-    NEVER,
     Arrays,
     Curriculum,
     EndedEpisodes,
@@ -293,8 +292,7 @@ class Rollout:
         step_async, step_wait = engine.step_async, engine.step_wait
         is_async = engine.is_async
         self._episodes.enter()
-        starts = np.zeros(engine.size, np.int64)
-        limits, limit = self._limits(starts)
+        limit = self._episodes.first_limit()
         act = self._begin_acting(writer.frames, random=random)
         done, writes_acts = self._done_bytes, writer.writes_acts
         nobody = bytes(engine.size)
@@ -311,29 +309,17 @@ class Rollout:
                 yield
                 step_wait()
             if frame == limit:
-                self._truncate_at_limit(limits, frame)
+                self._truncate_at_limit(frame)
             writer.stepped(frame)
             if done() != nobody:
-                rows = self._end_episodes(frame, writer, starts)
+                rows = self._end_episodes(frame, writer)
                 if not is_async and self._episodes.are_last(rows):
                     break  # A reset for an episode that nobody wants may take long.
                 self._begin_next_episodes(rows, frame + 1, writer)
-                limits, limit = self._limits(starts)
+                limit = self._episodes.first_limit()
             if progress.preempted():
                 break
-        return frame + 1, self._suspend(slot, writer, starts, frame + 1, version)
-
-    def _limits(
-        self, starts: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64] | None, int]:
-        """Return the frames at which trajectories are cut, and the first of them.
-
-        None and ``NEVER`` for no limit.
-        """
-        if self.plan.max_frames_per_traj is None:
-            return None, NEVER
-        limits = self._episodes.limits(starts)
-        return limits, int(limits.min())
+        return frame + 1, self._suspend(slot, writer, frame + 1, version)
 
     def _begin_acting(self, frames: int, *, random: bool) -> Callable[[int], None]:
         """Prepare for ``frames`` frames; return the function that acts in each."""
@@ -359,12 +345,7 @@ class Rollout:
             self._memory[key][...] = value
 
     def _suspend(
-        self,
-        slot: Arrays,
-        writer: SlotWriter,
-        starts: NDArray[np.int64],
-        end: int,
-        version: int,
+        self, slot: Arrays, writer: SlotWriter, end: int, version: int
     ) -> EndedEpisodes:
         """Complete the slot, which ends before frame ``end``; episodes continue.
 
@@ -372,9 +353,9 @@ class Rollout:
             The episodes that ended.
         """
         writer.flush(end)
-        ended = self._episodes.leave(slot, starts, end)
+        ended = self._episodes.leave(slot, end)
         if writer.omits:
-            writer.ended(np.flatnonzero(starts < end), end - 1)
+            writer.ended(np.flatnonzero(self._episodes.starts < end), end - 1)
         if VERSION in slot:
             slot[VERSION].fill(version)
             slot["next", *VERSION].fill(version)
@@ -384,13 +365,10 @@ class Rollout:
         self._make_pending()
         return ended
 
-    def _end_episodes(
-        self, frame: int, writer: SlotWriter, starts: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
+    def _end_episodes(self, frame: int, writer: SlotWriter) -> NDArray[np.int64]:
         """End the episodes that are done at ``frame``; return their environments."""
         (rows,) = self._done.nonzero()
-        self._episodes.end(rows, starts[rows], frame + 1)
-        starts[rows] = frame + 1
+        self._episodes.end(rows, frame + 1)
         writer.ended(rows, frame)
         return rows
 
@@ -588,7 +566,7 @@ class Rollout:
                 engine.reset([k], [seed])
         self._reset_seconds += time.perf_counter() - start
 
-    def _truncate_at_limit(self, limits: NDArray[np.int64] | None, frame: int) -> None:
-        rows = np.flatnonzero((limits == frame) & ~self._done)
+    def _truncate_at_limit(self, frame: int) -> None:
+        rows = np.flatnonzero((self._episodes.limits() == frame) & ~self._done)
         if len(rows):
             self._flags.truncate(rows)
