@@ -2,9 +2,9 @@
 
     trainer                                       worker
     Assignment (at the start) ----------->  build the environments
-                            <-------------------  EnvsReady
+                            <-------------------  their description and number
     Call("prepare", plan, policy) ------------->  build the policy, call it
-                            <-------------------  PolicyReady
+                            <-------------------  Prepared
     Call("publish_weights") ------------------->  publish the weights of a factory
                             <-------------------  None
     Call("use_slot") -------------------------->  map a slot
@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marl_collect.buffers.frame_writer import LastObservation
-from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory
 from marl_collect.core.signature import PolicySignature
 from marl_collect.policies.choose import ActingOptions
@@ -53,14 +52,6 @@ class Assignment:
     init_fn: Callable[[], Any] | None
     curriculum: Curriculum | None
     level: int
-
-
-@dataclass(frozen=True)
-class EnvsReady:
-    """The worker has built ``size`` environments of this description."""
-
-    description: EnvDescription
-    size: int
 
 
 @dataclass(frozen=True)
@@ -96,19 +87,8 @@ class FactoryPolicy:
     follows: Mapping[str, str] | None
 
 
-@dataclass(frozen=True)
-class PolicyReady:
-    """The policy has acted on the observations of a reset.
-
-    Attributes:
-        signature: the keys that it reads and writes.
-        layout: of its weights, None if it has none.
-        explanation: how it runs, and why.
-    """
-
-    signature: PolicySignature
-    layout: WeightLayout | None
-    explanation: str
+Prepared = tuple[PolicySignature, WeightLayout | None, str]
+"""The policy's keys, the layout of its weights if it has any, and how it runs."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +142,7 @@ class Collected:
         seconds: that the rollout took.
         reset_seconds: that were spent in resets.
         last: with ``compact_obs``, the last observations of episodes and of the slot.
-        explanation: how the policy runs, if that has changed.
+        explanation: how the policy runs, and why.
     """
 
     frames: int
@@ -170,5 +150,5 @@ class Collected:
     running: tuple[int, ...]
     seconds: float
     reset_seconds: float
-    last: tuple[LastObservation, ...] = ()
-    explanation: str | None = None
+    last: tuple[LastObservation, ...]
+    explanation: str

@@ -278,8 +278,8 @@ class OwnRollout:
     ) -> None:
         """Begin new episodes; see ``Source``."""
         if seed is not None:
-            self._rollout.reseed(seed)
-        elif workers is None or workers:
+            self._rollout.use_plan(self._rollout.plan.with_seed(seed))
+        if workers is None or workers:
             self._rollout.reset()
 
     def states(self) -> list[Any]:

@@ -54,7 +54,7 @@ def main(context: WorkerContext, assignment: messages.Assignment) -> None:
     with context.closing(worker.engine.close):
         try:
             engine = worker.engine
-            context.send(messages.EnvsReady(engine.description, engine.size))
+            context.send((engine.description, engine.size))
             while True:
                 call = context.receive()
                 context.send(getattr(worker, call.method)(*call.arguments))
@@ -116,11 +116,9 @@ class RolloutWorker:
             failing=context.fail,
         )
         self._parts = self.engine.parts()
-        self._plan: Plan
         self._policy: WorkerPolicy
-        self._rollout: Rollout | AlternatingRollout = None  # type: ignore[assignment]
+        self._rollout: Rollout | AlternatingRollout
         self._before: Any = None
-        self._explanation = ""
         self._slots: dict[int, dict[Key, Any]] = {}
 
     def name_environment(self, error: BaseException) -> None:
@@ -136,7 +134,7 @@ class RolloutWorker:
 
     # Calls of the trainer, in the order of the first ones
 
-    def prepare(self, plan: Plan, policy: Any) -> messages.PolicyReady:
+    def prepare(self, plan: Plan, policy: Any) -> messages.Prepared:
         """Number the environments, and build the policy and call it.
 
         Args:
@@ -144,7 +142,7 @@ class RolloutWorker:
             policy: a ``SkeletonPolicy`` or ``FactoryPolicy``, a callable without
                 weights, or None for random actions.
         """
-        self.use_plan(plan)
+        seed_global_generators(plan.seed, plan.environments.start, plan.generation)
         line, acting = self._context.line, self._assignment.acting
         if isinstance(policy, messages.FactoryPolicy):
             line.enter(Phase.CREATE)
@@ -161,9 +159,7 @@ class RolloutWorker:
             level=self._assignment.level,
         )
         share_imports()
-        self._explanation = self._rollout.explain()
-        layout = self._policy.layout
-        return messages.PolicyReady(runners[0].signature, layout, self._explanation)
+        return runners[0].signature, self._policy.layout, self._rollout.explain()
 
     def publish_weights(self, weights_slot: int, handle: Any) -> None:
         """Write the policy's own weights to this slot."""
@@ -200,13 +196,13 @@ class RolloutWorker:
         self._policy.use(weights)
         for slot in command.vacant:
             self._slots.pop(slot, None)
-        line, environments = self._context.line, self._plan.environments
+        rollout, line = self._rollout, self._context.line
+        environments = rollout.plan.environments
         # POLICY must be set before WEIGHTS_READ: with IDLE the worker would seem done.
         # With several environments the note of an error names the environment.
         line.enter(Phase.POLICY, environments[0] if len(environments) == 1 else None)
         fence()  # The trainer overwrites the weights once it sees the number.
         line.cells[WEIGHTS_READ] = weights.order
-        rollout = self._rollout
         if command.mark:
             # Before the reset, because a worker that resumes from it resets again.
             self._before = rollout.mark()
@@ -225,15 +221,13 @@ class RolloutWorker:
             seconds=seconds,
             reset_seconds=rollout.take_reset_seconds(),
             last=tuple(rollout.take_last()),
-            explanation=self._new_explanation(),
+            explanation=rollout.explain(),
         )
 
     def use_plan(self, plan: Plan) -> None:
         """Switch to another plan. Its first episodes begin with the next frame."""
-        self._plan = plan
-        self._seed_generators(plan.seed)
-        if self._rollout is not None:
-            self._rollout.use_plan(plan)
+        seed_global_generators(plan.seed, plan.environments.start, plan.generation)
+        self._rollout.use_plan(plan)
 
     def set_level(self, level: int) -> None:
         """Set the curriculum's level for episodes that begin from now on."""
@@ -242,14 +236,6 @@ class RolloutWorker:
     def reset(self) -> None:
         """Begin a new episode in every environment."""
         self._rollout.reset()
-
-    def reseed(self, seed: int) -> None:
-        """Derive all random numbers from this seed, and begin new episodes."""
-        # Nothing of earlier episodes remains, as if the worker had never been replaced.
-        plan = self._plan
-        self._plan = Plan(seed, plan.environments, plan.max_frames_per_traj)
-        self._seed_generators(seed)
-        self._rollout.reseed(seed)
 
     def state(self, before: bool) -> Any:  # noqa: FBT001 - the name is not sent
         """Return the rollout's state: now, or ``before`` the last rollout."""
@@ -278,7 +264,7 @@ class RolloutWorker:
             The call in those environments in which it was made, and the results, see
             ``Rollout``. A result that cannot be pickled is an error, but was made.
         """
-        environments = self._plan.environments
+        environments = self._rollout.plan.environments
         try:
             outcomes = self._rollout.call_env(call)
         except (AttributeError, ValueError) as error:
@@ -294,13 +280,3 @@ class RolloutWorker:
             )
             for k, (value, error) in enumerate(outcomes)
         ]
-
-    def _seed_generators(self, seed: int) -> None:
-        """Seed the global generators of this process."""
-        plan = self._plan
-        seed_global_generators(seed, plan.environments.start, plan.generation)
-
-    def _new_explanation(self) -> str | None:
-        """Return how the policy runs, if that has changed."""
-        before, self._explanation = self._explanation, self._rollout.explain()
-        return None if self._explanation == before else self._explanation

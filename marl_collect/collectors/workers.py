@@ -243,15 +243,10 @@ class Workers:
             seed: from which all random numbers are derived from now on, by all workers;
                 None goes on.
         """
-        if seed is None:
-            self.call("reset", workers=workers)
-            return
-        self.call("reseed", seed)
-        self._seed = seed
-        for member in self._members:
-            plan = member.plan
-            member.plan = Plan(seed, plan.environments, plan.max_frames_per_traj)
-            member.running = ()
+        if seed is not None:
+            self._seed = seed
+            self._use_plans([member.plan.with_seed(seed) for member in self._members])
+        self.call("reset", workers=workers)
 
     def load(self, states: Sequence[Any], fresh: Sequence[int] = ()) -> None:
         """Let all workers resume from states of ``Rollout.state``.
@@ -298,14 +293,17 @@ class Workers:
         """
         self._seed = seed
         left = iter(seeds)
-        for member in self._members:
-            chosen = tuple(next(left) for _ in member.plan.environments)
-            member.plan = replace(
-                member.plan, seed=seed, episodes=(), given_seeds=chosen
-            )
-            member.running = ()
-        plans = {k: (member.plan,) for k, member in enumerate(self._members)}
-        self.call_each("use_plan", plans)
+        plans: list[Plan] = []
+        for plan in [member.plan for member in self._members]:
+            chosen = tuple(next(left) for _ in plan.environments)
+            plans.append(replace(plan, seed=seed, episodes=(), given_seeds=chosen))
+        self._use_plans(plans)
+
+    def _use_plans(self, plans: Sequence[Plan]) -> None:
+        """Let all workers forget their episodes, and begin those of their plans."""
+        for member, plan in zip(self._members, plans, strict=True):
+            member.plan, member.running = plan, ()
+        self.call_each("use_plan", {k: (plan,) for k, plan in enumerate(plans)})
 
     # State
 
@@ -387,14 +385,15 @@ class Workers:
     ) -> EnvDescription:
         """Wait until all environments are built, and number them."""
         replies = self._first_replies(range(len(self)))
-        first = replies[0].description
+        first: EnvDescription = replies[0][0]
         limit = self._options.max_frames_per_traj
-        ends = list(accumulate(ready.size for ready in replies))
+        ends = list(accumulate(size for _, size in replies))
         numbers = self._options.environments_from(ends[-1])
         seeds = first_seeds(ends[-1]) if first_seeds else ()
         for index, (ready, end) in enumerate(zip(replies, ends, strict=True)):
-            check_alike(first, ready.description, f"worker {index}", "worker 0")
-            rows = slice(end - ready.size, end)
+            description, size = ready
+            check_alike(first, description, f"worker {index}", "worker 0")
+            rows = slice(end - size, end)
             worker_seeds = tuple((seed,) for seed in seeds[rows])
             self._members[index].plan = Plan(
                 self._seed, numbers[rows], limit, given_seeds=worker_seeds
@@ -421,12 +420,12 @@ class Workers:
         plans = {k: (m.plan, policy_for(k)) for k, m in enumerate(self._members)}
         self._send("prepare", plans)
         replies = self._first_replies(range(len(self)))
-        signature: PolicySignature = replies[0].signature
-        for index, reply in enumerate(replies):
-            check_same_signature(signature, reply.signature, f"worker {index}")
-            self._members[index].explanation = reply.explanation
-        self.weights.share([reply.layout for reply in replies], self.call)
-        return signature
+        first: PolicySignature = replies[0][0]
+        for index, (signature, _, explanation) in enumerate(replies):
+            check_same_signature(first, signature, f"worker {index}")
+            self._members[index].explanation = explanation
+        self.weights.share([layout for _, layout, _ in replies], self.call)
+        return first
 
     # Messages
 
@@ -474,6 +473,12 @@ class Workers:
             worker, replies[worker] = self._receive(waiting)
         return [replies[worker] for worker in workers]
 
+    def _ask(self, worker: int, method: str, *arguments: Any) -> Any:
+        """Let a new worker, which is not replaced, call a method; return its result."""
+        self._send(method, {worker: arguments})
+        (result,) = self._first_replies([worker])
+        return result
+
     def _completed(
         self, worker: int, reply: messages.Collected
     ) -> tuple[int, messages.Collected]:
@@ -481,8 +486,7 @@ class Workers:
         member.running = reply.running
         member.batch = None
         member.failures = 0
-        if reply.explanation is not None:
-            member.explanation = reply.explanation
+        member.explanation = reply.explanation
         limit = self._options.max_worker_rss
         if limit is not None and self._pool.resident_bytes(worker) > limit:
             member.is_heavy = True
@@ -585,24 +589,22 @@ class Workers:
         """Give a worker that was restarted its plan, its policy and its slots."""
         member, who = self._members[worker], f"worker {worker}"
         member.owed, member.level = 1, member.assignment.level
-        (ready,) = self._first_replies([worker])
-        check_alike(self.description, ready.description, who, "before")
+        ((description, _),) = self._first_replies([worker])
+        check_alike(self.description, description, who, "before")
         policy = self.weights.policy_for(worker)
-        self._send("prepare", {worker: (member.plan, policy)})
-        (reply,) = self._first_replies([worker])
-        check_same_signature(self._signature, reply.signature, who)
-        self.weights.use(worker, reply.layout)
-        member.explanation = reply.explanation
+        signature, layout, member.explanation = self._ask(
+            worker, "prepare", member.plan, policy
+        )
+        check_same_signature(self._signature, signature, who)
+        self.weights.use(worker, layout)
         for call in member.calls.values():
-            self._send("call_env", {worker: (call,)})
-            ((made, results),) = self._first_replies([worker])
+            made, results = self._ask(worker, "call_env", call)
             if made != call:
                 for again in results:
                     result(again, worker)
         for slot, arguments in list(member.slots.items()):
             if arguments[1].exists():
-                self._send("use_slot", {worker: arguments})
-                self._first_replies([worker])
+                self._ask(worker, "use_slot", *arguments)
             else:
                 del member.slots[slot]  # The slot has new memory; see Slots.
 

@@ -123,11 +123,6 @@ class AlternatingRollout:
         for rollout in self._rollouts:
             rollout.set_level(level)
 
-    def reseed(self, seed: int) -> None:
-        """Derive everything random from ``seed``, and begin new episodes."""
-        for rollout in self._rollouts:
-            rollout.reseed(seed)
-
     def collect(
         self, slot: Arrays, version: int = 0, *, random: bool = False
     ) -> Collected:

@@ -68,6 +68,10 @@ class Plan:
     generation: int = 0
     given_seeds: tuple[tuple[int, ...], ...] = ()
 
+    def with_seed(self, seed: int) -> "Plan":
+        """Return a plan of first episodes, as if no worker had ever been replaced."""
+        return Plan(seed, self.environments, self.max_frames_per_traj)
+
 
 @final
 @dataclass(frozen=True)

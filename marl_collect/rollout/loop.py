@@ -252,12 +252,6 @@ class Rollout:
         self._generators = Generators(plan.seed, plan.environments, plan.generation)
         self._policy.remembers = False
 
-    def reseed(self, seed: int) -> None:
-        """Derive everything random from ``seed``, and begin new episodes."""
-        plan = self._episodes.plan
-        self.use_plan(Plan(seed, plan.environments, plan.max_frames_per_traj))
-        self.reset()
-
     def collect(
         self, slot: Arrays, version: int = 0, *, random: bool = False
     ) -> Collected:

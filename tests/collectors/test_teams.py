@@ -43,7 +43,7 @@ class ScriptedWorkers:
         index = next(k for k in self._ready if k in waiting)
         self._ready.remove(index)
         return index, messages.Collected(
-            4, EndedEpisodes(NONE, NONE, NONE, {}, {}), (), 0.0, 0.0
+            4, EndedEpisodes(NONE, NONE, NONE, {}, {}), (), 0.0, 0.0, (), ""
         )
 
     def close(self, timeout: float) -> None:
