@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from marl_collect.collectors.publish import Publisher, WeightUpdate
+from marl_collect.collectors.publish import Publisher
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.replay import ACTIONS_DISCARDED, REPLAY_DIVERGED
@@ -111,18 +111,12 @@ def restore(
     if not published and policy.module is not None and policy.names:
         published = [policy.tensors()]
     versions = state_dict["policy_versions"]
-    parts: list[WeightUpdate] = []
-    if len(published) == 1 and len(set(versions)) <= 1:
-        parts = [WeightUpdate(published[0], None, *versions[:1])]
-    elif published:
-        if len(published) == 1:
-            published *= len(versions)
-        parts = [
-            WeightUpdate(tensors, [worker], version)
-            for worker, (tensors, version) in enumerate(
-                zip(published, versions, strict=True)
-            )
-        ]
+    workers: list[list[int] | None] = [None]
+    if len(published) > 1 or len(set(versions)) > 1:
+        workers = [[worker] for worker in range(len(versions))]
+    if len(published) == 1:
+        published *= len(workers)
+    parts = list(zip(published, workers, versions, strict=False))
     weights.restore(parts, state_dict["policy_version"])
 
 

@@ -5,9 +5,9 @@ numbers the weights and writes them to a slot that workers read. The reader in a
 copies them from there.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -18,26 +18,15 @@ from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.trainer_policy import TrainerPolicy
 from marl_collect.weights.layout import WeightLayout, check_same_weights
 from marl_collect.weights.sending import State
+from marl_collect.weights.shared import WeightVector
 from marl_collect.weights.skeleton import split_module
 
 CallWorkers = Callable[..., list[Any]]
 """``Workers.call``."""
 
 
-@final
-@dataclass(slots=True)  # Not frozen: creating frozen objects takes longer.
-class WeightUpdate:
-    """New weights and the workers that get them.
-
-    Attributes:
-        tensors: in the order of the layout.
-        workers: their indices, None for all.
-        version: of these weights.
-    """
-
-    tensors: Sequence[torch.Tensor]
-    workers: Sequence[int] | None
-    version: int
+WeightUpdate = tuple[Sequence[torch.Tensor], Sequence[int] | None, int]
+"""Weights in the order of the layout, the workers (None: all), and the version."""
 
 
 class Publisher:
@@ -75,8 +64,8 @@ class Publisher:
 
     def _write(self, parts: Sequence[WeightUpdate]) -> None:
         """Write weights for the next batches: all parts or none."""
-        for part in parts:
-            self.policy.load(part.tensors)
+        for tensors, _, _ in parts:
+            self.policy.load(tensors)
 
     def warn_if_stale(self) -> None:
         """Warn if the module was trained, but the workers' copies were not updated."""
@@ -94,7 +83,7 @@ class Publisher:
             workers: their indices, None for all.
         """
         version = self.version + 1
-        self.restore([WeightUpdate(tensors, workers, version)], version)
+        self.restore([(tensors, workers, version)], version)
 
     @final
     def publish_each(self, sources: Mapping[int, Any]) -> None:
@@ -105,8 +94,7 @@ class Publisher:
         """
         version = self.version + 1
         tensors = self.policy.tensors
-        parts = [WeightUpdate(tensors(s), [k], version) for k, s in sources.items()]
-        self.restore(parts, version)
+        self.restore([(tensors(s), [k], version) for k, s in sources.items()], version)
 
     @final
     def state(self) -> dict[str, Any]:
@@ -141,30 +129,6 @@ def _same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) ->
     return one is other or all(
         torch.equal(tensor, other[name]) for name, tensor in one.items()
     )
-
-
-class Vector(Protocol):
-    """Memory in slots that each hold all weights; a slot has a number."""
-
-    def write(self, tensors: Sequence[torch.Tensor], used: Iterable[int]) -> int:
-        """Write weights, in the order of the layout, to a slot; return its number.
-
-        Args:
-            tensors: the weights.
-            used: numbers of the slots that must not be written.
-        """
-
-    def tensors(self, weights_slot: int) -> Sequence[torch.Tensor]:
-        """Return the weights in a slot; they are read-only."""
-
-    def handle(self, weights_slot: int) -> Any:
-        """Return what a worker needs to read a slot."""
-
-    def filled(self, call: CallWorkers, worker: int) -> int:
-        """Let a worker write its own weights to a new slot; return its number."""
-
-    def close(self) -> None:
-        """Release all memory."""
 
 
 @final
@@ -217,7 +181,7 @@ class WorkerWeights(Publisher):
         policy: TrainerPolicy,
         options: CollectorOptions,
         workers: int,
-        open_vector: Callable[[WeightLayout], Vector],
+        open_vector: Callable[[WeightLayout], WeightVector],
         last_read: Callable[[int], int],
     ) -> None:
         """Publish the weights of the trainer's policy, if workers act with a copy.
@@ -237,7 +201,7 @@ class WorkerWeights(Publisher):
         self._last_read = last_read
         self._orders = 0
         self._readers: list[_Reader] = []  # Empty if no weights are published.
-        self._vector: Vector
+        self._vector: WeightVector
         module, layout = policy.module, policy.layout
         if isinstance(module, nn.Module) and not any(self._factories):
             assert layout is not None
@@ -283,7 +247,7 @@ class WorkerWeights(Publisher):
             return
         for index, other in enumerate(layouts):
             why = f"Worker {index} acts with the same network as worker 0"
-            check_same_weights(layout, other, "worker 0", why)
+            check_same_weights(layout, other, "worker 0", why, ordered=True)
         of_trainer = bool(self.policy.names)
         if of_trainer:
             why = (
@@ -292,8 +256,6 @@ class WorkerWeights(Publisher):
             check_same_weights(self.policy.layout, layout, "policy", why)
         if layout is None:
             return
-        for other in layouts:
-            _check_same_order(layout, other)
         self.policy.layout = layout
         if of_trainer:
             self._share(layout)
@@ -327,8 +289,8 @@ class WorkerWeights(Publisher):
         """
         if self._readers and self._factories[index] is not None:
             why = f"Worker {index} acts with the same network as the first workers"
-            check_same_weights(self.policy.layout, layout, "theirs", why)
-            _check_same_order(self.policy.layout, layout)
+            expected = self.policy.layout
+            check_same_weights(expected, layout, "theirs", why, ordered=True)
             self._readers[index] = _Reader(self._readers[index].newest)
 
     # Orders
@@ -395,11 +357,11 @@ class WorkerWeights(Publisher):
             if reader.ordered is not None and self._last_read(index) != reader.order
         }
         newest: dict[int, Published] = {}
-        for part in parts:
-            weights_slot = self._vector.write(part.tensors, used)
+        for tensors, workers, version in parts:
+            weights_slot = self._vector.write(tensors, used)
             used.add(weights_slot)
-            published = Published(weights_slot, part.version, state)
-            chosen = range(self.workers) if part.workers is None else part.workers
+            published = Published(weights_slot, version, state)
+            chosen = range(self.workers) if workers is None else workers
             newest |= dict.fromkeys(chosen, published)
         # Only now, so an error leaves all workers with their weights.
         for index, published in newest.items():
@@ -409,11 +371,3 @@ class WorkerWeights(Publisher):
         """Release the memory; also if publishing has failed half-way."""
         if hasattr(self, "_vector"):
             self._vector.close()
-
-
-def _check_same_order(one: WeightLayout | None, other: WeightLayout | None) -> None:
-    if one != other:
-        raise ValueError(
-            "All workers need the same network, but the policies that policy_factory "
-            "built have their tensors in different orders, or tie different ones."
-        )

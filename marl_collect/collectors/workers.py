@@ -30,7 +30,7 @@ from marl_collect.collectors import messages
 from marl_collect.collectors.checkpoint import warn_if_not_resumed
 from marl_collect.collectors.initialization import check_can_be_copied, prepare
 from marl_collect.collectors.options import CollectorOptions
-from marl_collect.collectors.publish import Vector, WorkerWeights
+from marl_collect.collectors.publish import WorkerWeights
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.collectors.trainer_policy import (
     TrainerPolicy,
@@ -50,7 +50,7 @@ from marl_collect.processes.pool import WorkerPool
 from marl_collect.rollout.env_calls import EnvCall, add_call, calls_of
 from marl_collect.rollout.episodes import Plan
 from marl_collect.weights.layout import WeightLayout
-from marl_collect.weights.shared import SharedVector
+from marl_collect.weights.shared import WeightVector
 
 _LOG = logging.getLogger(__name__)
 
@@ -360,9 +360,9 @@ class Workers:
         )
 
     @property
-    def _open_vector(self) -> Callable[[WeightLayout], Vector]:
+    def _open_vector(self) -> Callable[[WeightLayout], WeightVector]:
         """Opens memory for weights that workers can read."""
-        return SharedVector
+        return WeightVector
 
     def _lost_with(self, worker: int) -> Sequence[int]:
         """Return a failed worker and those that were lost with it."""

@@ -11,11 +11,12 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from marl_collect.distributed.relay import Bytes
 from marl_collect.processes.shared_memory import MemoryHandle
 from marl_collect.weights.layout import WeightLayout
-from marl_collect.weights.shared import WeightWriter
+from marl_collect.weights.shared import WeightVector
 
 FETCH_SECONDS = 60.0
 """Timeout for an object that Ray reports as available."""
@@ -47,8 +48,8 @@ class NodeVector:
 
 
 @final
-class RayVector:
-    """Weights in the object store. Every version is a new slot.
+class RayVector(WeightVector):
+    """Weights in the object store instead of shared memory. Every version is a new slot.
 
     An object is dropped from the store when no worker uses it any more.
     """
@@ -60,34 +61,37 @@ class RayVector:
             layout: of the weights.
             ray: the module ``ray``.
         """
-        self._layout, self._ray = layout, ray
+        super().__init__(layout)
+        self._ray = ray
         self._owner = os.getpid()
         self._staged = torch.zeros(layout.nbytes, dtype=torch.uint8, device="cpu")
-        self._writer = WeightWriter(layout)
-        self._targets = self._writer.targets(self._staged)
+        self._staged_parts = self._targets_in(self._staged)
         self._references: dict[int, Any] = {}
         self._slots = 0
 
+    @override
     def write(self, tensors: Sequence[torch.Tensor], used: Iterable[int]) -> int:
         """Store weights, and drop those in slots that are not used."""
-        self._writer.write(tensors, self._targets)
+        self._copy(tensors, self._staged_parts)
         return self._put(used)
 
+    @override
     def tensors(self, weights_slot: int) -> Sequence[torch.Tensor]:
-        """Return the weights in a slot."""
         stored = self._ray.get(self._references[weights_slot], timeout=FETCH_SECONDS)
         return self._layout.views(torch.from_numpy(np.array(stored)))
 
+    @override
     def handle(self, weights_slot: int) -> NodeVector:
         """Return a worker's vector, with the weights that are written there."""
         return NodeVector(self._layout, self._references[weights_slot])
 
+    @override
     def filled(self, call: Callable[..., Any], worker: int) -> int:
-        """Store a worker's own weights; return their slot."""
         vector = NodeVector(self._layout, into=self._staged.numpy())
         call("publish_weights", self._slots, vector, workers=[worker])
         return self._put(self._references)
 
+    @override
     def close(self) -> None:
         """Drop all weights from the store."""
         # Ray's locks may be held by threads that a fork of this process does not have.

@@ -183,7 +183,12 @@ def readable(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
 
 
 def check_same_weights(
-    expected: WeightLayout | None, built: WeightLayout | None, whose: str, why: str
+    expected: WeightLayout | None,
+    built: WeightLayout | None,
+    whose: str,
+    why: str,
+    *,
+    ordered: bool = False,
 ) -> None:
     """Check that a policy that a factory built has the expected tensors.
 
@@ -192,6 +197,7 @@ def check_same_weights(
         built: layout of the policy that the factory built.
         whose: which policy is expected, for the message.
         why: the reason, the beginning of the message.
+        ordered: whether the tensors must have the same order, and be tied alike.
 
     Raises:
         ValueError: if names, shapes or dtypes differ; the first difference is named.
@@ -212,6 +218,11 @@ def check_same_weights(
                 f"{ours.get(name, 'missing')} in {whose} and "
                 f"{theirs.get(name, 'missing')} in what policy_factory builds."
             )
+    if ordered and expected != built:
+        raise ValueError(
+            "All workers need the same network, but the policies that policy_factory "
+            "built have their tensors in different orders, or tie different ones."
+        )
 
 
 def _other_names(

@@ -53,46 +53,21 @@ class WeightsHandle:
     only_one: bool = False
 
 
-@final
-class WeightWriter:
-    """Writes weights to vectors, repeatedly, as bytes.
+class WeightVector:
+    """Slots that each hold all weights; a slot has a number. They are in shared memory.
 
-    A torch call takes longer than the copy of a small tensor, and several times as long
-    as a numpy call. A memoryview is the fastest. For a policy of six small tensors
-    these calls are most of the time of an update.
+    Weights are written as bytes. A torch call takes longer than the copy of a small
+    tensor, and several times as long as a numpy call. A memoryview is the fastest. For
+    a policy of six small tensors these calls are most of the time of an update.
     """
 
     def __init__(self, layout: WeightLayout) -> None:
-        """Write weights of this layout."""
+        """Reserve nothing yet."""
         self._layout = layout
         # Of the tensors that were read last. While their memory is held, no other is
         # there.
         self._addresses: list[int] = []
         self._sources: list[_Bytes] = []
-
-    def targets(self, vector: torch.Tensor) -> list[_Bytes]:
-        """Return where ``write`` writes to a vector, uint8 ``[nbytes]``."""
-        return list(map(_as_bytes, self._layout.views(vector)))
-
-    def write(self, tensors: Sequence[torch.Tensor], targets: list[_Bytes]) -> None:
-        """Write all weights, in the order of the layout, from any device."""
-        addresses = list(map(address, tensors))
-        if addresses != self._addresses or not all(map(is_contiguous, tensors)):
-            tensors = readable(tensors)
-            self._sources = list(map(_as_bytes, tensors))
-            self._addresses = list(map(address, tensors))
-        for target, source in zip(targets, self._sources, strict=True):
-            target[:] = source
-
-
-@final
-class SharedVector:
-    """Slots in shared memory that each hold all weights."""
-
-    def __init__(self, layout: WeightLayout) -> None:
-        """Reserve nothing yet."""
-        self._layout = layout
-        self._writer = WeightWriter(layout)
         self._segments: list[Segment] = []
         self._tensors: list[list[torch.Tensor]] = []
         self._targets: list[list[_Bytes]] = []
@@ -100,20 +75,24 @@ class SharedVector:
     def write(self, tensors: Sequence[torch.Tensor], used: Iterable[int]) -> int:
         """Write weights to a slot that is not used; return its number.
 
+        Args:
+            tensors: the weights, in the order of the layout.
+            used: numbers of the slots that must not be written.
+
         Raises:
             MemoryError: if there is too little shared memory for another slot. The
                 message has the required and the free size.
         """
         free = set(range(len(self._segments))).difference(used)
         weights_slot = min(free) if free else self._open()
-        self._writer.write(tensors, self._targets[weights_slot])
+        self._copy(tensors, self._targets[weights_slot])
         return weights_slot
 
     def tensors(self, weights_slot: int) -> Sequence[torch.Tensor]:
         """Return the weights in a slot; they are read-only."""
         return self._tensors[weights_slot]
 
-    def handle(self, weights_slot: int) -> WeightsHandle:
+    def handle(self, weights_slot: int) -> Any:
         """Return what a worker needs to read a slot."""
         return WeightsHandle(self._segments[weights_slot].handle, self._layout)
 
@@ -136,8 +115,22 @@ class SharedVector:
         vector = torch.from_numpy(np.frombuffer(segment.buffer, np.uint8))
         self._segments.append(segment)
         self._tensors.append(self._layout.views(vector))
-        self._targets.append(self._writer.targets(vector))
+        self._targets.append(self._targets_in(vector))
         return len(self._segments) - 1
+
+    def _targets_in(self, vector: torch.Tensor) -> list[_Bytes]:
+        """Return where ``_copy`` writes to a vector, uint8 ``[nbytes]``."""
+        return list(map(_as_bytes, self._layout.views(vector)))
+
+    def _copy(self, tensors: Sequence[torch.Tensor], targets: list[_Bytes]) -> None:
+        """Write all weights, in the order of the layout, from any device."""
+        addresses = list(map(address, tensors))
+        if addresses != self._addresses or not all(map(is_contiguous, tensors)):
+            tensors = readable(tensors)
+            self._sources = list(map(_as_bytes, tensors))
+            self._addresses = list(map(address, tensors))
+        for target, source in zip(targets, self._sources, strict=True):
+            target[:] = source
 
 
 @final

@@ -15,7 +15,7 @@ from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCol
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.publish import WorkerWeights
 from marl_collect.collectors.trainer_policy import TrainerPolicy
-from marl_collect.weights.shared import SharedVector
+from marl_collect.weights.shared import WeightVector
 
 WORKERS = 3
 KEY = "policy_version"
@@ -176,7 +176,7 @@ def test_no_update_overwrites_weights_that_a_worker_still_has_to_read(
     policy = TrainerPolicy(level_policy())
     options = CollectorOptions(frames_per_batch=1)
     published = WorkerWeights(
-        policy, options, WORKERS, SharedVector, last_read.__getitem__
+        policy, options, WORKERS, WeightVector, last_read.__getitem__
     )
     for worker in range(WORKERS):
         published.policy_for(worker)

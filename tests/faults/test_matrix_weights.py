@@ -25,7 +25,7 @@ from workloads.counting import CountingEnv, Fault
 from marl_collect import PolicyPool, RayCollector
 from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
 from marl_collect.processes.shared_memory import Segment
-from marl_collect.weights.shared import WeightReader, WeightWriter
+from marl_collect.weights.shared import WeightReader, WeightVector
 
 pytest_plugins = ["support.ray_cluster"]
 WORKERS = 2
@@ -249,7 +249,7 @@ def fail_within_updates(
     collector: Any, published: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let the worker die before the trainer writes an update, and right after it."""
-    write = WeightWriter.write
+    write = WeightVector._copy
 
     def die_and_write(*args: Any) -> None:
         kill(pool_of(collector).pids[FAILING])
@@ -264,7 +264,7 @@ def fail_within_updates(
     ):
         before = restarts_of(collector)
         with monkeypatch.context() as patch:
-            patch.setattr(WeightWriter, "write", writes)
+            patch.setattr(WeightVector, "_copy", writes)
             published.update(collector, worker)
         collect(collector, published, before + 1)
 

@@ -9,13 +9,13 @@ from torch import nn
 
 from marl_collect.processes.shared_memory import Segment
 from marl_collect.weights.layout import WeightLayout, check_same_weights
-from marl_collect.weights.shared import SharedVector, WeightReader
+from marl_collect.weights.shared import WeightVector, WeightReader
 
 
 @pytest.fixture
-def opened() -> Iterator[list[SharedVector]]:
+def opened() -> Iterator[list[WeightVector]]:
     """Vectors that are closed after the test."""
-    vectors: list[SharedVector] = []
+    vectors: list[WeightVector] = []
     yield vectors
     for vector in vectors:
         vector.close()
@@ -24,9 +24,9 @@ def opened() -> Iterator[list[SharedVector]]:
 class Copies:
     """Writes tensors, and reads them again as a worker does."""
 
-    def __init__(self, opened: list[SharedVector], *tensors: torch.Tensor) -> None:
+    def __init__(self, opened: list[WeightVector], *tensors: torch.Tensor) -> None:
         self.layout = WeightLayout.plan({f"t{i}": t for i, t in enumerate(tensors)})
-        self.vector = SharedVector(self.layout)
+        self.vector = WeightVector(self.layout)
         opened.append(self.vector)
         own = torch.zeros(self.layout.nbytes, dtype=torch.uint8)
         self.own, self.reader = self.layout.views(own), WeightReader(own)
@@ -57,7 +57,7 @@ TENSORS = {
 
 @pytest.mark.parametrize("name", TENSORS)
 def test_every_kind_of_tensor_is_copied_and_copied_again_after_a_change(
-    name: str, opened: list[SharedVector]
+    name: str, opened: list[WeightVector]
 ) -> None:
     tensor = TENSORS[name]
     copies = Copies(opened, tensor)
@@ -67,7 +67,7 @@ def test_every_kind_of_tensor_is_copied_and_copied_again_after_a_change(
     assert not copies.read(copies.write(tensor))[0].any()
 
 
-def test_replaced_memory_is_read(opened: list[SharedVector]) -> None:
+def test_replaced_memory_is_read(opened: list[WeightVector]) -> None:
     weight = nn.Parameter(torch.zeros(3))
     copies = Copies(opened, weight)
     copies.write(weight)
@@ -84,7 +84,7 @@ def test_another_shape_or_dtype_is_an_error_that_names_the_tensor() -> None:
 
 
 def test_tensors_copied_by_torch_and_by_bytes_can_be_mixed(
-    opened: list[SharedVector],
+    opened: list[WeightVector],
 ) -> None:
     view = torch.arange(4.0).reshape(2, 2).T
     copies = Copies(opened, torch.zeros(2), view)
@@ -96,7 +96,7 @@ def test_tensors_copied_by_torch_and_by_bytes_can_be_mixed(
 
 
 def test_another_view_of_the_same_memory_is_noticed(
-    opened: list[SharedVector],
+    opened: list[WeightVector],
 ) -> None:
     weight = nn.Parameter(torch.arange(4.0).reshape(2, 2))
     copies = Copies(opened, weight)
@@ -105,7 +105,7 @@ def test_another_view_of_the_same_memory_is_noticed(
     assert torch.equal(copies.read(copies.write(weight))[0], weight.detach())
 
 
-def test_a_place_that_is_used_is_never_written(opened: list[SharedVector]) -> None:
+def test_a_place_that_is_used_is_never_written(opened: list[WeightVector]) -> None:
     copies = Copies(opened, torch.zeros(2))
     numbers = [torch.full((2,), float(n)) for n in range(6)]
     assert copies.write(numbers[0]) == 0
@@ -116,7 +116,7 @@ def test_a_place_that_is_used_is_never_written(opened: list[SharedVector]) -> No
     assert [copies.read(place)[0][0].item() for place in range(3)] == [4, 3, 2]
 
 
-def test_a_worker_publishes_its_own_weights(opened: list[SharedVector]) -> None:
+def test_a_worker_publishes_its_own_weights(opened: list[WeightVector]) -> None:
     copies = Copies(opened, torch.zeros(2))
     copies.own[0].fill_(7)
 
@@ -133,7 +133,7 @@ def test_a_worker_publishes_its_own_weights(opened: list[SharedVector]) -> None:
 
 
 def test_memory_that_is_missing_changes_no_place(
-    opened: list[SharedVector], monkeypatch: pytest.MonkeyPatch
+    opened: list[WeightVector], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies = Copies(opened, torch.zeros(2))
     copies.write(torch.ones(2))
