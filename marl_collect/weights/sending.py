@@ -12,7 +12,6 @@ the worker. It is not overwritten.
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, final
 
 from torch import Tensor, nn
@@ -29,18 +28,9 @@ _LISTED = 5
 """Number of attributes that a warning lists."""
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class State:
-    """Attributes that have changed since the copies were made.
-
-    Attributes:
-        values: a pickled mapping from ``Attribute`` to its value.
-        removed: attributes that no longer exist.
-    """
-
-    values: bytes
-    removed: tuple[Attribute, ...]
+State = bytes
+"""What has changed since the copies were made: a pickled mapping from ``Attribute`` to
+its value, and the attributes that no longer exist."""
 
 
 @final
@@ -81,14 +71,14 @@ class StateWatch:
         """Pickle the changed attributes, without those that cannot be pickled."""
         names = {id(part): name for name, part in _named_parts(self._module).items()}
         chosen = {a: value for a, value in values.items() if a in self._changed}
+        removed = tuple(self._changed.difference(values))
         unfit: dict[Attribute, Any] = {}
         try:
-            content = _pickled(chosen, names)
+            self._sent = _pickled((chosen, removed), names)
         except Exception:  # noqa: BLE001 - pickling a user's object can raise anything
             fit = {a: v for a, v in chosen.items() if _can_be_pickled(v, names)}
             unfit = {a: v for a, v in chosen.items() if a not in fit}
-            content = _pickled(fit, names)
-        self._sent = State(content, tuple(self._changed.difference(values)))
+            self._sent = _pickled((fit, removed), names)
         self._warn_of(unfit)
 
     def _warn_of(self, values: Mapping[Attribute, Any]) -> None:
@@ -131,10 +121,10 @@ class StateCopy:
     def apply(self, state: State) -> None:
         """Set the attributes that the copy has not changed itself."""
         modules = dict(self._module.named_modules())
-        stream = io.BytesIO(state.values)
-        values = ModuleUnpickler(stream, _named_parts(self._module)).load()
+        named = _named_parts(self._module)
+        values, removed = ModuleUnpickler(io.BytesIO(state), named).load()
         parts = self._state.parts()
-        for attribute in (*values, *state.removed):
+        for attribute in (*values, *removed):
             now = parts.get(attribute)
             known = self._applied.get(attribute)
             if (now and now[0]) != known or attribute.module not in modules:
