@@ -195,6 +195,30 @@ def require(name: str, value: Any, kind: Any, option: Option) -> Any:
     return _checked(Declared(name, kind, MISSING, option), value)
 
 
+def one_for_each(
+    name: str, choice: Any, number: int, things: str = "workers"
+) -> list[Any]:
+    """Return what is chosen for each of some things.
+
+    Args:
+        name: of the option.
+        choice: one value for all of them, or a list with one for each.
+        number: of the things.
+        things: what they are.
+
+    Raises:
+        ValueError: if a list has another length.
+    """
+    if isinstance(choice, str) or not isinstance(choice, Sequence):
+        return [choice] * number
+    if len(choice) != number:
+        raise ValueError(
+            f"{name} has {len(choice)} entries, expected one for each of {number} "
+            f"{things}, or one for all."
+        )
+    return list(choice)
+
+
 def nearest(
     name: str,
     known: Iterable[str] | Mapping[str, str],

@@ -19,7 +19,7 @@ from marl_collect.core.device_check import usable_device
 from marl_collect.core.factories import Factory, check_function
 from marl_collect.core.ranks import Ranks
 from marl_collect.core.seeding import LARGEST_SEED
-from marl_collect.options import Option, RejectedKeyword, only
+from marl_collect.options import Option, RejectedKeyword, one_for_each, only
 from marl_collect.policies.assigned import Assign
 from marl_collect.policies.choose import ActingOptions
 from marl_collect.processes.options import WITHOUT_WORKERS, ProcessOptions
@@ -294,51 +294,24 @@ class WorkerOptions(ProcessOptions):
 
         Raises:
             ValueError: if a list has another length.
-            TypeError: if an entry is not callable.
         """
-        factory = self.policy_factory
-        if not isinstance(factory, Sequence):
-            return [factory] * workers
-        if len(factory) != workers:
-            raise ValueError(
-                f"policy_factory has {len(factory)} entries, expected one for each of "
-                f"{workers} workers, or one for all."
-            )
-        missing = [index for index, build in enumerate(factory) if not callable(build)]
-        if missing:
-            raise TypeError(
-                f"policy_factory must have callables only, but entry {missing[0]} is "
-                f"{factory[missing[0]]!r}."
-            )
-        return list(factory)
+        return one_for_each("policy_factory", self.policy_factory, workers)
 
     @property
-    def policy_devices(self) -> set[torch.device]:
-        """All devices on which policies act."""
-        return set(map(torch.device, self._policy_devices))
-
-    @property
-    def _policy_devices(self) -> list[Any]:
+    def policy_devices(self) -> list[torch.device]:
+        """The device on which all policies act, or that of each worker's policy."""
         choice = self.device if self.policy_device is None else self.policy_device
-        return _each_device(choice) or ["cpu"]
+        return list(map(torch.device, _each_device(choice) or ["cpu"]))
 
-    def check_policy_devices(self, workers: int) -> None:
-        """Check that a list of devices fits the workers.
+    def policy_devices_of(self, workers: int) -> list[torch.device]:
+        """Return the device of each worker's policy.
 
         Raises:
-            ValueError: if it has neither one device nor one for each worker.
+            ValueError: if a list has neither one device nor one for each worker.
         """
-        devices = len(self._policy_devices)
-        if devices not in (1, workers):
-            raise ValueError(
-                f"policy_device has {devices} entries, expected one for each of "
-                f"{workers} workers, or one for all."
-            )
-
-    def policy_device_of(self, worker: int) -> torch.device:
-        """Return the device of a worker's policy; the list was checked."""
-        devices = self._policy_devices
-        return torch.device(devices[0] if len(devices) == 1 else devices[worker])
+        devices = self.policy_devices
+        chosen = devices[0] if len(devices) == 1 else devices
+        return one_for_each("policy_device", chosen, workers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -628,10 +601,10 @@ class BatchOptions(WorkerOptions):
         """Whether a batch that follows ``frames`` frames has random actions."""
         return frames < (self.init_random_frames or 0)
 
-    def acting(self, worker: int) -> ActingOptions:
-        """Return how a worker's policy acts."""
+    def acting(self, device: torch.device) -> ActingOptions:
+        """Return how a policy acts on this device."""
         return ActingOptions(
-            device=str(self.policy_device_of(worker)),
+            device=str(device),
             compile_policy=_arguments(self.compile_policy),
             cudagraph_policy=_arguments(self.cudagraph_policy),
             exploration=self.exploration_type,
@@ -717,12 +690,8 @@ class CollectorOptions(BatchOptions):
         if isinstance(frames, int):
             total = sum(environments)
             return [-(-frames // (total if together else n)) for n in environments]
-        if len(frames) != len(environments):
-            raise ValueError(
-                f"frames_per_batch has {len(frames)} entries, expected one for each of "
-                f"{len(environments)} workers, or one number for all of them together."
-            )
-        return [-(-f // n) for f, n in zip(frames, environments, strict=True)]
+        chosen = one_for_each("frames_per_batch", frames, len(environments))
+        return [-(-f // n) for f, n in zip(chosen, environments, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -778,7 +747,7 @@ def _check_workers(options: WorkerOptions) -> None:
     _check_devices("policy_device", options.policy_device, here=here)
     if (
         options.cudagraph_policy is not False
-        and options.policy_device_of(0).type != "cuda"
+        and options.policy_devices[0].type != "cuda"
     ):
         raise ValueError("cudagraph_policy needs a policy on a GPU: set policy_device.")
 

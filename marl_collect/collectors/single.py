@@ -4,7 +4,6 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -149,7 +148,7 @@ class OwnRollout:
                 "one policy: pass a single factory. In a MultiSyncCollector each "
                 "worker acts with the policy of its own factory."
             )
-        if len(devices := parsed.policy_devices) > 1:
+        if len(devices := set(parsed.policy_devices)) > 1:
             raise ValueError(
                 "A Collector acts with one policy, but policy_device names "
                 f"{sorted(map(str, devices))}: pass a single device."
@@ -194,7 +193,7 @@ class OwnRollout:
             module = prepare(policy, self.description, seed, trust=trust)
             if factory is None:
                 warn_if_uncopyable(module)
-        acting = replace(options.acting(0), device=str(_home(module, options)))
+        acting = options.acting(_home(module, options))
         warn_if_pinned(self.description, size)
         self._progress = ProgressReporter()
         frames = options.frames_of([size])[0]
@@ -336,7 +335,7 @@ class OwnRollout:
 def _home(module: Any, options: CollectorOptions) -> torch.device:
     """Return the requested device, or the module's own."""
     if options.policy_device is not None or options.device is not None:
-        return options.policy_device_of(0)
+        return options.policy_devices[0]
     if isinstance(module, nn.Module):
         for tensor in module.parameters():
             return tensor.device

@@ -95,7 +95,6 @@ class Workers:
         check_can_be_sent(policy, options)
         check_can_be_copied(policy)
         options.policy_factories(len(factories))  # Does a list of them fit?
-        options.check_policy_devices(len(factories))
         self._members = [_Member(argument) for argument in _assign(factories, options)]
         self._pool = self._start()
         self.weights: WorkerWeights = None  # type: ignore[assignment]
@@ -652,15 +651,16 @@ def _assign(
 ) -> list[messages.Assignment]:
     """Return the assignment of each worker, given the factories of its environments."""
     firsts = accumulate(map(len, factories), initial=0)
+    devices = options.policy_devices_of(len(factories))
     return [
         messages.Assignment(
             factories=tuple(of_worker),
             first=first,
-            acting=options.acting(index),
+            acting=options.acting(device),
             num_threads=options.num_sub_threads,
             init_fn=options.init_fn,
             curriculum=options.curriculum,
             level=options.level,
         )
-        for index, (of_worker, first) in enumerate(zip(factories, firsts, strict=False))
+        for of_worker, first, device in zip(factories, firsts, devices, strict=False)
     ]

@@ -16,6 +16,7 @@ from marl_collect.core.env import TensorDictEnv, factory_for, require_factory
 from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.core.sharing import simulators
 from marl_collect.errors import unpicklable, warn
+from marl_collect.options import one_for_each
 
 _BATCH_ADVICE = {
     False: "the factories of its environments instead",
@@ -104,7 +105,8 @@ def spread(
     else:
         require_factory(create_env_fn, "create_env_fn")
         workers = [[create_env_fn] * envs_per_worker for _ in range(num_workers or 1)]
-    kwargs = _kwargs(create_env_kwargs, len(workers))
+    chosen = {} if create_env_kwargs is None else create_env_kwargs
+    kwargs = one_for_each("create_env_kwargs", chosen, len(workers))
     return [
         [partial(factory, **extra) if extra else factory for factory in members]
         for members, extra in zip(workers, kwargs, strict=True)
@@ -246,19 +248,6 @@ def _deal(
             "factory per worker, or one per environment."
         )
     return [factories[i * share : (i + 1) * share] for i in range(workers)]
-
-
-def _kwargs(kwargs: Kwargs, workers: int) -> list[Mapping[str, Any]]:
-    if kwargs is None:
-        return [{}] * workers
-    if isinstance(kwargs, Mapping):
-        return [kwargs] * workers
-    if len(kwargs) != workers:
-        raise ValueError(
-            f"create_env_kwargs has {len(kwargs)} entries, but expected one for each "
-            f"of {workers} workers, or one mapping for all of them."
-        )
-    return list(kwargs)
 
 
 def _claim(env: TensorDictEnv, index: int, owners: dict[int, int]) -> None:

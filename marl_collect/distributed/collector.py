@@ -48,7 +48,7 @@ class RayCollector(CollectorBase):
         policy = chosen_policy(options.policy, options)
         team = options.num_workers_per_collector
         factories = deal(options)
-        options.check_configs(len(factories) // team)
+        options.configs(len(factories) // team)  # Does a list of them fit?
         if not isinstance(options.frames_per_batch, int):
             options.frames_of([1] * (len(factories) // team))  # Does the list fit?
         if options.num_threads is not None:

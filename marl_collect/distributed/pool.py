@@ -164,8 +164,10 @@ class RayPool:
             Actor(first // team, assignments[first : first + team])
             for first in range(0, len(assignments), team)
         ]
+        configs = options.configs(len(actors))
         for actor in actors:  # Before Ray is started: they may be wrong.
-            actor.remote, actor.jobs = self._configured(actor), _jobs(actor)
+            actor.remote = self._configured(actor, configs[actor.index])
+            actor.jobs = _jobs(actor)
         self.cluster = Cluster(options.ray_init_config)
         cleanup.register(self)
         try:
@@ -338,11 +340,10 @@ class RayPool:
 
     # Starting
 
-    def _configured(self, actor: Actor) -> Any:
+    def _configured(self, actor: Actor, config: Mapping[str, Any]) -> Any:
         """Return an actor's class with its options for Ray."""
-        chosen = {"max_restarts": 0, **self._options.remote(actor.index)}
         try:
-            return self._remote.options(**chosen)
+            return self._remote.options(**{"max_restarts": 0, **config})
         except (TypeError, ValueError) as error:
             name = f"remote_configs of actor {actor.index}"
             raise type(error)(f"{name}: {error}") from error

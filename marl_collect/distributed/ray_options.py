@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.core.factories import Factory
-from marl_collect.options import Option, RejectedKeyword, refuse
+from marl_collect.options import Option, RejectedKeyword, one_for_each, refuse
 
 Configs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 _REAL = {"num_collectors", "sync"}
@@ -89,28 +89,18 @@ class RayOptions(CollectorOptions):
         refuse(self, "RayCollector")
         refuse(self, f"RayCollector(sync={self.sync})")
 
-    def check_configs(self, actors: int) -> None:
-        """Check that a list of Ray's options has one mapping per actor.
+    def configs(self, actors: int) -> list[dict[str, Any]]:
+        """Return Ray's options for each actor.
 
         Raises:
-            ValueError: if it has another length.
+            ValueError: if a list of them has another length.
         """
-        configs = self.remote_configs
-        if isinstance(configs, Sequence) and len(configs) != actors:
-            raise ValueError(
-                f"remote_configs has {len(configs)} entries, expected one for each "
-                f"of {actors} actors, or a single mapping for all."
-            )
-
-    def remote(self, index: int) -> dict[str, Any]:
-        """Return Ray's options for one actor."""
-        configs = self.remote_configs
-        chosen: Mapping[str, Any] = {}
-        if isinstance(configs, Mapping):
-            chosen = configs
-        elif configs is not None:
-            chosen = configs[index]
-        return {"num_cpus": self.num_workers_per_collector, **chosen}
+        chosen = {} if self.remote_configs is None else self.remote_configs
+        cpus = self.num_workers_per_collector
+        return [
+            {"num_cpus": cpus, **config}
+            for config in one_for_each("remote_configs", chosen, actors, "actors")
+        ]
 
     def frames_of_workers(self, sizes: Sequence[int]) -> list[int]:
         """Return the frames per batch of each environment, by worker.
