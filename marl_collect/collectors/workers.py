@@ -347,16 +347,8 @@ class Workers:
 
     def _start(self) -> WorkerPool:
         """Start the workers."""
-        options = self._options
-        return WorkerPool(
-            main,
-            [member.assignment for member in self._members],
-            start_method=options.start_method,
-            preload=(*COLLECTOR_MODULES, *options.preload),
-            timeout=options.timeout,
-            start_timeout=options.start_timeout,
-            num_threads=options.num_sub_threads,
-        )
+        assignments = [member.assignment for member in self._members]
+        return WorkerPool(main, assignments, **self._options.of_pool(*COLLECTOR_MODULES))
 
     @property
     def _open_vector(self) -> Callable[[WeightLayout], WeightVector]:

@@ -350,21 +350,13 @@ class RayPool:
 
     def _create(self, actor: Actor) -> None:
         """Begin to start an actor; later calls to it queue behind the start."""
-        options = self._options
-        preload = (*COLLECTOR_MODULES, *options.preload)
-        if options.start_method == "spawn":
-            preload = ()
+        keywords = self._options.of_pool(*COLLECTOR_MODULES)
+        spawns = keywords["start_method"] == "spawn"
+        preload = () if spawns else keywords["preload"]
         actor.handle = actor.remote.remote(tuple(sys.path), preload)
         actor.lost = actor.reply = actor.looked = None
         actor.silent, actor.checked = 0.0, time.monotonic()
         actor.sent, actor.vectors, actor.status = [], {}, b""
-        keywords = {
-            "start_method": options.start_method,
-            "preload": (*COLLECTOR_MODULES, *options.preload),
-            "timeout": options.timeout,
-            "start_timeout": options.start_timeout,
-            "num_threads": options.num_sub_threads,
-        }
         main = pickling.dumps(ray_worker.main)
         actor.started = actor.call(SEND, "start", main, actor.jobs, keywords)
 

@@ -68,12 +68,8 @@ class EnvProcesses:
         self._pool = WorkerPool(
             worker.main,
             [self._assignment(p, factories, options) for p in range(processes)],
-            start_method=options.start_method,
-            preload=(worker.__name__, *options.preload),
-            timeout=options.timeout,
-            start_timeout=options.start_timeout,
-            num_threads=options.num_sub_threads,
             name="marl-env",
+            **options.of_pool(worker.__name__),
         )
         with self._ending_on(BaseException):
             self.description = self._descriptions()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from marl_collect.options import Option, Options
 from marl_collect.processes.launcher import StartMethod
@@ -95,3 +95,13 @@ class ProcessOptions(Options):
                 f"preload is {list(self.preload)}, but with start_method='spawn' there "
                 "is no fork server to import modules: omit one of the two."
             )
+
+    def of_pool(self, *modules: str) -> dict[str, Any]:
+        """Return arguments of a ``WorkerPool`` whose server imports modules first."""
+        return {
+            "start_method": self.start_method,
+            "preload": (*modules, *self.preload),
+            "timeout": self.timeout,
+            "start_timeout": self.start_timeout,
+            "num_threads": self.num_sub_threads,
+        }
