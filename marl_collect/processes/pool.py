@@ -159,7 +159,7 @@ class WorkerPool:
     def broadcast(self, message: object, workers: Iterable[int] | None = None) -> None:
         """Send the same message to some workers, by default to all; see ``send``."""
         chosen = range(len(self)) if workers is None else workers
-        self._write(dict.fromkeys(chosen, pack(message)))
+        self.send_each(dict.fromkeys(chosen, message))
 
     def send_each(self, messages: Mapping[int, object]) -> None:
         """Send messages to workers, all at the same time; see ``send``.
@@ -167,9 +167,7 @@ class WorkerPool:
         Raises:
             TypeError: a message cannot be pickled. None was sent.
         """
-        self._write({worker: pack(m) for worker, m in messages.items()})
-
-    def _write(self, data: Mapping[int, bytes]) -> None:
+        data = {worker: pack(message) for worker, message in messages.items()}
         self.check_open()
         for worker in data:
             self._handles[worker].sent += 1
