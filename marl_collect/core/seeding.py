@@ -217,9 +217,10 @@ def global_generators() -> dict[str, Any]:
     """Return the states of torch's, numpy's and Python's global generators."""
     import torch
 
-    numpy = _numpy_state()
-    numpy["state"]["key"] = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
-    return torch_generators() | {"numpy": numpy, "python": random.getstate()}
+    numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - the global one
+    key = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
+    state = numpy | {"state": numpy["state"] | {"key": key}}
+    return torch_generators() | {"numpy": state, "python": random.getstate()}
 
 
 def memory_of(generator: np.random.BitGenerator, nbytes: int) -> "ctypes.Array[Any]":
@@ -239,46 +240,18 @@ def memory_of(generator: np.random.BitGenerator, nbytes: int) -> "ctypes.Array[A
     return (ctypes.c_char * nbytes).from_address(address)
 
 
-_MT19937_BYTES: Final = 624 * 4 + 4
-_numpy_before: tuple[bytes, Any] = b"", None
-"""Memory of numpy's global generator, and its state; no memory if it may be old."""
-
-
-def _numpy_state() -> dict[str, Any]:
-    """Return the state of numpy's global generator.
-
-    Numpy takes 30 us for it, but few programs use this generator. So its last state is
-    returned as long as its memory is the same. The memory lacks a spare normal number,
-    which is only made together with others, but used alone, so a state with one is not
-    remembered. A program that sets such a state itself must have drawn in between.
-    """
-    global _numpy_before
-    numpy: Any = np.random  # Its stubs lack the next function.
-    generator = numpy.get_bit_generator()
-    memory = b""
-    if isinstance(generator, np.random.MT19937):
-        memory = memory_of(generator, _MT19937_BYTES).raw
-    if not memory or memory != _numpy_before[0]:
-        state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
-        _numpy_before = (b"" if state["has_gauss"] else memory), state
-    state = _numpy_before[1]
-    return {**state, "state": dict(state["state"])}
-
-
 def set_global_generators(states: Mapping[str, Any]) -> None:
     """Restore what ``global_generators`` returned.
 
     Args:
         states: those of numpy, Python and GPUs may be missing.
     """
-    global _numpy_before
     set_torch_generators(states)
     if "numpy" in states:
         numpy = states["numpy"]
         key = np.asarray(numpy["state"]["key"]).astype(np.uint32)
         state = numpy | {"state": numpy["state"] | {"key": key}}
         np.random.set_state(state)  # noqa: NPY002
-        _numpy_before = b"", None  # The memory may be the same without a spare number.
     if "python" in states:
         random.setstate(states["python"])
 
