@@ -144,7 +144,10 @@ class EnvBatch(abc.ABC):
 
 
 class SimulatorBatch(EnvBatch):
-    """The worlds of one simulator, or of its wrapper, which has the same attributes."""
+    """The worlds of one simulator, in an ``EnvWrapper`` that steps them.
+
+    ``WorldBatch`` steps those of a simulator without a wrapper.
+    """
 
     one_simulator = True
 
@@ -161,6 +164,19 @@ class SimulatorBatch(EnvBatch):
     def size(self) -> int:
         """Number of worlds."""
         return self._env.batch_size[0]
+
+    def bind(self, memory: Row) -> None:
+        """Exchange all data through ``memory``, ``[K, ...]`` per key."""
+        self._env.bind(memory)
+
+    def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
+        """Begin an episode in each of ``indices``, in one call of the simulator."""
+        self._env.reset_worlds(indices, seeds)
+
+    @property
+    def step_async(self) -> Callable[[], None]:
+        """Step all worlds."""
+        return self._env.step_row
 
     def call_on(self, indices: Indices, function: Function, *args: Any) -> list[Any]:
         """Return ``function(simulator, *args)``, as a list of one."""

@@ -268,7 +268,6 @@ class WorldBatch(SimulatorBatch):
 
     @override
     def bind(self, memory: Row) -> None:
-        """Exchange all data through ``memory``, ``[K, ...]`` per key."""
         observed = self.description.observed()
         computed = {key for key in observed if key[-1] in FLAGS or key[1:] == ("mask",)}
         self._observed = [
@@ -290,7 +289,6 @@ class WorldBatch(SimulatorBatch):
 
     @override
     def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
-        """Begin an episode in each of ``indices``, in one call of the simulator."""
         rows = np.asarray(indices, np.int64)
         self._seeds[rows] = seeds
         self._frames[rows] = 0

@@ -6,7 +6,7 @@ wrapped environment, so they are not copied.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -173,7 +173,7 @@ class EnvWrapper(TensorDictEnv):
 
     @override
     def engine(self) -> EnvBatch:
-        return _WrappedWorlds(self) if self.batch_size else SerialBatch([self])
+        return SimulatorBatch(self) if self.batch_size else SerialBatch([self])
 
     def bind(self, row: Row) -> None:
         """Share ``row`` with the wrapped environment, except for changed keys.
@@ -232,24 +232,6 @@ class EnvWrapper(TensorDictEnv):
         if env is None or name.startswith("_") or hasattr(type(self), name):
             return super().__getattr__(name)  # type: ignore[misc]
         return getattr(env, name)
-
-
-@final
-class _WrappedWorlds(SimulatorBatch):
-    """Steps a wrapper of a simulator of many worlds."""
-
-    @override
-    def bind(self, memory: Row) -> None:
-        self._env.bind(memory)
-
-    @override
-    def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
-        self._env.reset_worlds(indices, seeds)
-
-    @property
-    @override
-    def step_async(self) -> Callable[[], None]:
-        return self._env.step_row
 
 
 def _clearing(
