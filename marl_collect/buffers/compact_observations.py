@@ -58,11 +58,11 @@ def gather(last: Sequence[LastObservation], delivered: int) -> LastObservations 
     """
     if not last:
         return None
-    rows = np.concatenate([o.rows for o in last])
-    frames = np.repeat([o.frame for o in last], [len(o.rows) for o in last])
+    all_rows, all_frames, parts = zip(*last, strict=True)
+    rows = np.concatenate(all_rows)
+    frames = np.repeat(all_frames, list(map(len, all_rows)))
     observations = {
-        key: np.concatenate([o.observations[key] for o in last])
-        for key in last[0].observations
+        key: np.concatenate([part[key] for part in parts]) for key in parts[0]
     }
     digest = hashlib.blake2b(str(delivered).encode(), digest_size=8)
     for values in (rows, frames, *observations.values()):

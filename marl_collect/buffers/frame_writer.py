@@ -8,7 +8,6 @@ kept separately where no root follows.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -22,23 +21,12 @@ from marl_collect.core.signature import IS_INIT
 Arrays = Mapping[Key, NDArray[Any]]
 Pairs = Sequence[tuple[NDArray[Any], NDArray[Any]]]
 
+LastObservation = tuple[NDArray[np.int64], int, Arrays]
+"""Next observations at the end of episodes or of a slot, where no root follows: rows in
+the slot, int64 ``[m]``, their frame, and the observations by key, ``[m, ...]``."""
+
 _BLOCK = 256
 """Number of frames that are recorded before they are written. They fit in the cache."""
-
-
-@dataclass(frozen=True)
-class LastObservation:
-    """Next observations at the end of episodes or of a slot, where no root follows.
-
-    Attributes:
-        rows: rows in the slot, int64 ``[m]``.
-        frame: frame in the slot.
-        observations: observations by key, ``[m, ...]``.
-    """
-
-    rows: NDArray[np.int64]
-    frame: int
-    observations: Mapping[Key, NDArray[Any]]
 
 
 @final
@@ -167,7 +155,7 @@ class SlotWriter:
         """Keep the omitted next observations of environments at ``frame``."""
         if self.omits and len(rows):
             observations = {key: self._memory[key][rows] for key in self._omitted}
-            self.last.append(LastObservation(rows, frame, observations))
+            self.last.append((rows, frame, observations))
 
     def began(self, rows: NDArray[np.int64], frame: int) -> None:
         """Write the roots of environments whose episodes begin at ``frame``."""

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, final
 
@@ -279,9 +279,9 @@ class Teams:
     ) -> FilledSlot:
         """Return a batch whose rows some workers have filled, one after the other."""
         last = [
-            replace(observation, rows=self._rows[index].start + observation.rows)
+            (self._rows[index].start + rows, frame, observations)
             for index in workers
-            for observation in replies[index].last
+            for rows, frame, observations in replies[index].last
         ]
         return FilledSlot(
             tensors,

@@ -146,9 +146,9 @@ class AlternatingRollout:
     def take_last(self) -> list[LastObservation]:
         """Return the next observations that the last slot does not contain."""
         return [
-            replace(last, rows=rows.start + last.rows)
+            (rows.start + last, frame, observations)
             for rows, rollout in zip(self._rows, self._rollouts, strict=True)
-            for last in rollout.take_last()
+            for last, frame, observations in rollout.take_last()
         ]
 
     @property
