@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
-from marl_collect.buffers.layout import MANY, STEP_COUNT, Layout
+from marl_collect.buffers.layout import STEP_COUNT, Layout
 from marl_collect.core.description import Field, Key
 from marl_collect.core.replay import frames_of
 from marl_collect.core.tensordicts import assemble, flatten, key_path, take_rows
@@ -155,13 +155,11 @@ class _Pieces:
         numbers: which trajectory a piece belongs to.
         starts: position of its first frame in the assembler's memory.
         lengths: number of its frames.
-        steps: distance between the positions of its frames.
     """
 
     numbers: NDArray[np.int64]
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
-    steps: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -175,10 +173,10 @@ class _Pieces:
 
     def positions(self) -> NDArray[np.int64]:
         """Return the position of every frame, piece by piece."""
-        return frames_of(self.starts, self.lengths, self.steps)
+        return frames_of(self.starts, self.lengths)
 
 
-_NO_PIECES = _Pieces(*[np.zeros(0, np.int64)] * 4)
+_NO_PIECES = _Pieces(*[np.zeros(0, np.int64)] * 3)
 
 
 def _check_lengths(unfinished: _Pieces) -> None:
@@ -246,45 +244,24 @@ class TrajectoryAssembler:
         """Number of complete trajectories that were not taken yet."""
         return self._ended - self._taken
 
-    def memory(self, rows: int, frames: int) -> Arrays:
-        """Return arrays ``[B, T, ...]`` for the next batch, which ``join`` adds.
-
-        Empty before the first batch, which tells the keys. As in a slot, the memory of
-        many rows is ``[T, B, ...]``.
-        """
-        out: Arrays = {}
-        start = self._reserve(rows * frames) if self._memory else 0
-        for key, memory in self._memory.items():
-            arrays, inner = memory[start : self._end], memory.shape[1:]
-            if rows >= MANY:
-                out[key] = arrays.reshape(frames, rows, *inner).swapaxes(0, 1)
-            else:
-                out[key] = arrays.reshape(rows, frames, *inner)
-        return out
-
     def add(self, batch: TensorDictBase) -> None:
         """Add the frames of a batch ``[B, T]``, which are copied."""
         if not self._memory:
             self._begin(batch)
-        arrays = self.memory(*batch.shape)
+        rows, frames = batch.shape
+        start = self._reserve(rows * frames)
         for key, leaf in flatten(batch).items():
+            block = self._memory[key][start : self._end]
             # NumPy, because several threads of torch take longer on busy processors.
-            arrays[key][...] = leaf.detach().cpu().numpy()
-        self.join(arrays)
-
-    def join(self, arrays: Arrays) -> None:
-        """Add the frames in the arrays that ``memory`` returned last."""
-        ids = arrays[_IDS]
+            values = leaf.detach().cpu().numpy()
+            block.reshape(rows, frames, *block.shape[1:])[...] = values
+        ids = self._memory[_IDS][start : self._end].reshape(rows, frames)
         starts = np.ones_like(ids, np.bool_)
         starts[:, 1:] = ids[:, 1:] != ids[:, :-1]
         (first,) = starts.ravel().nonzero()
         lengths = np.diff(first, append=ids.size)
-        rows, frames = np.divmod(first, ids.shape[1])
-        row, step = (stride // ids.itemsize for stride in ids.strides)
-        begins = self._end - ids.size + rows * row + frames * step
-        steps = np.full(len(first), step)
-        pieces = _Pieces(ids[rows, frames], begins, lengths, steps)
-        done = arrays["next", "done"][rows, frames + lengths - 1]
+        pieces = _Pieces(ids.ravel()[first], start + first, lengths)
+        done = self._memory["next", "done"][start + first + lengths - 1]
         done = done.any(tuple(range(1, done.ndim)))
         valid = pieces.numbers != -1
         self._join(pieces[valid], done[valid])
@@ -385,7 +362,6 @@ class TrajectoryAssembler:
             target[start : start + len(positions)] = values
         lengths = present.lengths[moved]
         present.starts[moved] = start + lengths.cumsum() - lengths
-        present.steps[moved] = 1
         count = len(self._open)
         self._open, self._complete = present[:count], present[count:]
         self._end = start + len(positions) + frames
@@ -403,7 +379,7 @@ class TrajectoryAssembler:
             end = start + frames + int(present.lengths[moved].sum())
             if end > self._capacity:
                 return self._range(present, _FIRST, frames)
-            last = present.starts + (present.lengths - 1) * present.steps
+            last = present.starts + present.lengths - 1
             touched = (present.starts < end) & (last >= start)
             if (touched == moved).all():
                 return start, moved

@@ -11,7 +11,6 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from marl_collect.buffers.compact_observations import LastObservations, attach
 from marl_collect.buffers.layout import VALID, Layout
 from marl_collect.buffers.trajectories import (
-    Arrays,
     TrajectoryAssembler,
     TrajFormat,
     split_trajectories,
@@ -28,8 +27,7 @@ class FilledSlot:
     """One filled slot.
 
     Attributes:
-        tensors: ``[B, T, ...]`` per key; views of the slot's memory. Empty if the batch
-            is in the arrays of ``Delivery.memory``.
+        tensors: ``[B, T, ...]`` per key; views of the slot's memory.
         ends: number of valid frames of each environment; T unless the batch is ragged.
         episodes: the episodes that ended in it.
         sizes: number of environments of each worker in it.
@@ -66,25 +64,13 @@ class Delivery:
         self._options = options
         self._description = description
         self._assembler = TrajectoryAssembler()
-        self._memory: Arrays = {}
         self.device = torch.device("cpu")
-
-    def memory(self, layout: Layout) -> Arrays:
-        """Return arrays ``[B, T, ...]`` for a batch, which ``batches`` then adds.
-
-        There are none unless batches are joined to trajectories.
-        """
-        self._memory = self._assembler.memory(*layout.batch)
-        return self._memory
 
     def batches(self, filled: FilledSlot) -> list[Any]:
         """Return the batches that this slot completes, usually one."""
         options = self._options
         if options.set_truncated:
             set_truncated(filled, list(self._description.groups))
-        if self._memory:
-            self._assembler.join(self._memory)
-            return self.more()
         batch = as_batch(filled, self._description)
         if options.trajs_per_batch is not None:
             self._assembler.add(batch)

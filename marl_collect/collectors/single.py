@@ -2,12 +2,11 @@
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, final
 
 import torch
-from numpy.typing import NDArray
 from tensordict.nn import set_interaction_type
 from torch import nn
 from typing_extensions import override
@@ -32,7 +31,6 @@ from marl_collect.collectors.trainer_policy import (
     chosen_policy,
     warn_if_uncopyable,
 )
-from marl_collect.core.description import Key
 from marl_collect.core.factories import build, spread, warn_if_pinned
 from marl_collect.core.gradients import without_gradients
 from marl_collect.core.random_actions import is_random
@@ -69,7 +67,6 @@ class Collector(CollectorBase):
         refuse(parsed, "Collector")
         source = OwnRollout(parsed)
         self._open(parsed, source)
-        source.memory = self._delivery.memory
         self._delivery.device = source.device
 
     @override
@@ -126,12 +123,8 @@ class OwnRollout:
 
     Attributes: see ``Source``; and
 
-        memory: returns arrays ``[B, T, ...]`` to fill instead of a slot, if there are
-            any.
         device: of the slots.
     """
-
-    memory: Callable[[Layout], Mapping[Key, NDArray[Any]]]
 
     works_in_forks = True  # Each process fills its own memory; see `Slots`.
     keeps_state = True  # Until a rollout is interrupted.
@@ -230,7 +223,7 @@ class OwnRollout:
                 level=options.level,
             )
             layout = layout_for(runners[0].signature)
-            # Of whole trajectories, only the first batch is in a slot.
+            # What whole trajectories are made of is copied at once.
             count = 2 if options.trajs_per_batch is None else 1
             self._slots = Slots(layout, count, shared=False)
         self.shape: tuple[Layout, list[int]] | None = layout, self.sizes
@@ -245,13 +238,8 @@ class OwnRollout:
     def fill(self, *, random: bool, delivered: int) -> FilledSlot:
         """Fill one slot; nothing is prefetched."""
         slots: Any = self._slots
-        slot: Any = None
-        arrays: Any = None
-        if isinstance(slots, Slots):
-            arrays = self.memory(slots.layout)
-        if not arrays:
-            slot = slots.acquire()
-            arrays = slots.arrays(slot)
+        slot = slots.acquire()
+        arrays = slots.arrays(slot)
         version = self.weights.version
         self.keeps_state = False
         started = time.perf_counter()
@@ -264,9 +252,8 @@ class OwnRollout:
         self.statistics.resets += self._rollout.take_reset_seconds()
         ends = [frames] * self._engine.size
         last = gather(self._rollout.take_last(), delivered)
-        tensors = {} if slot is None else slots.hand_out(slot)
         self.keeps_state = True
-        return FilledSlot(tensors, ends, episodes, self.sizes, last)
+        return FilledSlot(slots.hand_out(slot), ends, episodes, self.sizes, last)
 
     def steps(self) -> int:
         """Return the frames stepped so far, from any thread."""
