@@ -15,6 +15,7 @@ characters are shortened in the middle.
 
 import dis
 import inspect
+import os
 import pickle
 import signal
 import sys
@@ -148,6 +149,24 @@ def _is_ours(names: Mapping[str, Any]) -> bool:
 
 class ClosedError(RuntimeError):
     """An object was used after its ``close()``."""
+
+
+def refuse_in_forks(owner: int, what: str) -> None:
+    """Refuse to use in a fork what belongs to the process that was forked.
+
+    Args:
+        owner: process id of the process that built it.
+        what: was built.
+
+    Raises:
+        RuntimeError: in another process.
+    """
+    if os.getpid() != owner:
+        raise RuntimeError(
+            f"Process {os.getpid()} is a fork of {owner}, which built this {what}: "
+            "both would command the same processes. Build it in the process that uses "
+            "it."
+        )
 
 
 class PolicyError(ValueError):

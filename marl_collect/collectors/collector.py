@@ -33,7 +33,7 @@ from marl_collect.collectors.publish import Publisher
 from marl_collect.collectors.statistics import Statistics, of_all_ranks
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.seeding import checked_seed, next_seed
-from marl_collect.errors import ClosedError, warn
+from marl_collect.errors import ClosedError, refuse_in_forks, warn
 from marl_collect.options import Option, require
 from marl_collect.parallel_env.joint import check_name
 from marl_collect.processes.closing import (
@@ -815,12 +815,8 @@ class CollectorBase:
         return self._options.completed(self._statistics.frames)
 
     def _check_owner(self) -> None:
-        if os.getpid() != self._owner and not self._source.works_in_forks:
-            raise RuntimeError(
-                f"Process {os.getpid()} is a fork of {self._owner}, which built this "
-                f"{type(self).__name__}: both would command the same workers. Build "
-                "the collector in the process that uses it."
-            )
+        if not self._source.works_in_forks:
+            refuse_in_forks(self._owner, type(self).__name__)
 
     def _check_open(self) -> None:
         self._check_owner()

@@ -39,6 +39,7 @@ from marl_collect.errors import (
     Failure,
     WorkerError,
     raise_failure,
+    refuse_in_forks,
     unpicklable,
 )
 from marl_collect.processes import cleanup, pickling
@@ -572,11 +573,7 @@ class RayPool:
         return WorkerError(index, f"was lost with actor {actor.index}", detail)
 
     def _check_open(self) -> None:
-        if os.getpid() != self._owner:
-            raise RuntimeError(
-                f"process {os.getpid()} is a fork of {self._owner}, which started "
-                "these actors. Build the collector in the process that uses it"
-            )
+        refuse_in_forks(self._owner, "RayCollector")
         if self._closed:
             raise ClosedError("This collector was shut down: build a new one.")
 

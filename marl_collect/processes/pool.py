@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn, Self, final
 
-from marl_collect.errors import ClosedError, WorkerError
+from marl_collect.errors import ClosedError, WorkerError, refuse_in_forks
 from marl_collect.processes import cleanup, import_guard, linux, standard_streams
 from marl_collect.processes.closing import (
     CLOSE_SECONDS,
@@ -408,12 +408,7 @@ class WorkerPool:
             SystemExit: in a daemon thread, if the pool was closed because this process
                 exits. The thread ends silently.
         """
-        if self.foreign:
-            raise RuntimeError(
-                f"process {os.getpid()} is a fork of {self._owner}, which "
-                "started these workers. Only that process may use them. Build the "
-                "collector or ParallelEnv in the process that uses it"
-            )
+        refuse_in_forks(self._owner, "pool of workers")
         if self._closed:
             if cleanup.ends_with_the_process():
                 raise SystemExit
