@@ -3,7 +3,6 @@
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, final
 
 import torch
@@ -17,6 +16,7 @@ from marl_collect.collectors.delivery import FilledSlot
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.publish import Publisher
 from marl_collect.collectors.workers import Workers
+from marl_collect.core.batch import consecutive
 from marl_collect.core.description import Key
 from marl_collect.errors import warn
 from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
@@ -97,10 +97,7 @@ class Teams:
         all_slots: list[Slots] = []
         for workers in teams:
             sizes = [self.sizes[index] for index in workers]
-            self._rows += [
-                range(end - size, end)
-                for end, size in zip(accumulate(sizes), sizes, strict=True)
-            ]
+            self._rows += consecutive(sizes)
             frames = max(self._frames[index] for index in workers)
             layout = self._workers.layout(sum(sizes), frames)
             all_slots.append(Slots(layout, prepared=prepared))
@@ -331,12 +328,11 @@ class Teams:
 
     def call_env(self, call: EnvCall) -> list[Any]:
         """Call a method of environments; see ``Source``."""
-        calls: dict[int, EnvCall] = {}
-        ends = accumulate(self.sizes)
-        for worker, (size, end) in enumerate(zip(self.sizes, ends, strict=True)):
-            part = call.in_rows(range(end - size, end))
-            if part.rows:
-                calls[worker] = part
+        calls = {
+            worker: part
+            for worker, rows in enumerate(consecutive(self.sizes))
+            if (part := call.in_rows(rows)).rows
+        }
         replies = self._workers.call_env(calls)
         pairs = zip(calls, replies, strict=True)
         return [result(reply, worker) for worker, of in pairs for reply in of]

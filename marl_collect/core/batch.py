@@ -5,7 +5,8 @@ environments in other processes, and ``WorldBatch`` for a simulator of many worl
 """
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, final
 
 from marl_collect.core.description import EnvDescription, Key, Row, allocate
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 Function = Callable[..., Any]
 Indices = Sequence[int] | None
 """Of environments; None for all."""
+
+
+def consecutive(sizes: Iterable[int], start: int = 0) -> list[range]:
+    """Return the rows of parts of these sizes, one after the other."""
+    return [range(*bounds) for bounds in pairwise(accumulate(sizes, initial=start))]
 
 
 class EnvBatch(abc.ABC):

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise
 from numbers import Integral
 from typing import Annotated, Any, ClassVar, cast, final
 
@@ -22,6 +21,7 @@ from marl_collect.collectors.options import (
 )
 from marl_collect.collectors.statistics import agent_return, episode_means, team_return
 from marl_collect.collectors.workers import Workers
+from marl_collect.core.batch import consecutive
 from marl_collect.core.closing import Closing
 from marl_collect.core.factories import Factory
 from marl_collect.core.ranks import Ranks
@@ -409,9 +409,8 @@ def _collector_options(arguments: EvaluatorArguments) -> CollectorOptions:
 def _attached(workers: Workers) -> Slots:
     """Let the workers map one slot."""
     slots = Slots(workers.layout(sum(workers.sizes), _FRAMES), prepared=1)
-    ends = accumulate(workers.sizes, initial=0)
     try:
-        rows = [range(begin, end) for begin, end in pairwise(ends)]
+        rows = consecutive(workers.sizes)
         parts = {index: (of_worker, _FRAMES) for index, of_worker in enumerate(rows)}
         workers.attach(slots, slots.acquire(), parts)
     except BaseException:
@@ -436,14 +435,13 @@ def _played(
         RuntimeError: if an episode is longer than ``LONGEST``, and there is no limit.
     """
     ended: list[list[Episode]] = [[] for _ in wanted]
-    ends = list(accumulate(workers.sizes, initial=0))
     newest = [0] * len(wanted)  # When the newest episode of each environment ended.
     frames = 0
     while True:
         waiting = {
             index
-            for index, (begin, end) in enumerate(pairwise(ends))
-            if any(len(ended[k]) < wanted[k] for k in range(begin, end))
+            for index, rows in enumerate(consecutive(workers.sizes))
+            if any(len(ended[k]) < wanted[k] for k in rows)
         }
         if not waiting:
             return ended

@@ -3,10 +3,11 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, Final, final
 
 from marl_collect.buffers.layout import Layout
+from marl_collect.core.batch import consecutive
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory, check_alike
 from marl_collect.errors import ClosedError, WorkerError, warn
@@ -40,8 +41,7 @@ def spread_rows(environments: int, processes: int, groups: int) -> list[list[ran
     for start, end in pairwise(environments * g // groups for g in range(groups + 1)):
         share, spare = divmod(end - start, processes)
         sizes = [share + ((p - first) % processes < spare) for p in range(processes)]
-        ends = accumulate(sizes, initial=start)
-        rows.append([range(a, b) for a, b in pairwise(ends)])
+        rows.append(consecutive(sizes, start))
         first = (first + spare) % processes
     return rows
 

@@ -6,13 +6,12 @@ The collected data equal those of a single rollout of the whole batch.
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
 from typing import Any, final
 
 import numpy as np
 
 from marl_collect.buffers.frame_writer import LastObservation
-from marl_collect.core.batch import EnvBatch
+from marl_collect.core.batch import EnvBatch, consecutive
 from marl_collect.core.replay import EpisodeActions
 from marl_collect.core.signature import check_same_signature
 from marl_collect.policies.runner import PolicyRunner
@@ -91,8 +90,7 @@ class AlternatingRollout:
         self._progress = progress
         self.plan = plan
         sizes = [len(rollout.plan.environments) for rollout in rollouts]
-        bounds = pairwise(accumulate(sizes, initial=0))
-        self._rows = [slice(first, end) for first, end in bounds]
+        self._rows = [slice(rows.start, rows.stop) for rows in consecutive(sizes)]
 
     def explain(self) -> str:
         """Return how actions are computed, and why."""
