@@ -182,12 +182,10 @@ def refuse(options: Options, caller: str) -> None:
         TypeError: if there is one. The message has the option and the reason.
     """
     kind = type(options)
-    for name in changed(kind, options):
-        why = next(
-            e.option.not_in.get(caller) for e in declared(kind) if e.name == name
-        )
-        if why is not None:
-            raise TypeError(f"{caller} takes no {name}: {why}.")
+    changes = changed(kind, options)
+    for name, _, _, option in declared(kind):
+        if name in changes and caller in option.not_in:
+            raise TypeError(f"{caller} takes no {name}: {option.not_in[caller]}.")
 
 
 def require(name: str, value: Any, kind: Any, option: Option) -> Any:

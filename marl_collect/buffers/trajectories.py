@@ -89,7 +89,7 @@ def split_trajectories(
     begins = starts.nonzero().flatten()
     ends = torch.cat([begins[1:], begins.new_tensor([flat.shape[0]])])
     if as_nested == torch.jagged:
-        return _jagged(flat, begins)
+        return _jagged(flat, torch.cat([begins, ends[-1:]]))
     if as_nested:
         return _nested(flat, (ends - begins).tolist())
     return _padded(flat, begins, ends, mask_key)
@@ -136,14 +136,11 @@ def _nested(flat: TensorDictBase, lengths: list[int]) -> Any:
     return flat.apply(nested, batch_size=[len(lengths), -1])
 
 
-def _jagged(flat: TensorDictBase, begins: torch.Tensor) -> Any:
-    end = begins.new_tensor([flat.shape[0]])
-    offsets = torch.cat([begins, end])
-
+def _jagged(flat: TensorDictBase, offsets: torch.Tensor) -> Any:
     def jagged(leaf: torch.Tensor) -> torch.Tensor:
         return torch.nested.nested_tensor_from_jagged(leaf, offsets)
 
-    return flat.apply(jagged, batch_size=[begins.shape[0]])
+    return flat.apply(jagged, batch_size=[len(offsets) - 1])
 
 
 @final

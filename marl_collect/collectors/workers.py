@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import Any, final
 
 from marl_collect.buffers.layout import Layout, batch_fields
@@ -37,6 +36,7 @@ from marl_collect.collectors.trainer_policy import (
     check_can_be_sent,
 )
 from marl_collect.collectors.worker import main
+from marl_collect.core.batch import consecutive
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.factories import Factory, check_alike, warn_if_pinned
 from marl_collect.core.random_actions import is_random
@@ -377,19 +377,20 @@ class Workers:
         """Wait until all environments are built, and number them."""
         replies = self._first_replies(range(len(self)))
         first: EnvDescription = replies[0][0]
-        limit = self._options.max_frames_per_traj
-        ends = list(accumulate(size for _, size in replies))
-        numbers = self._options.environments_from(ends[-1])
-        seeds = first_seeds(ends[-1]) if first_seeds else ()
-        for index, (ready, end) in enumerate(zip(replies, ends, strict=True)):
-            description, size = ready
+        rows = consecutive([size for _, size in replies])
+        total = rows[-1].stop
+        numbers = self._options.environments_from(total)
+        seeds = first_seeds(total) if first_seeds else ()
+        for index, (description, _) in enumerate(replies):
             check_alike(first, description, f"worker {index}", "worker 0")
-            rows = slice(end - size, end)
-            worker_seeds = tuple((seed,) for seed in seeds[rows])
+            part = slice(rows[index].start, rows[index].stop)
             self._members[index].plan = Plan(
-                self._seed, numbers[rows], limit, given_seeds=worker_seeds
+                self._seed,
+                numbers[part],
+                self._options.max_frames_per_traj,
+                given_seeds=tuple((seed,) for seed in seeds[part]),
             )
-        warn_if_pinned(first, ends[-1])
+        warn_if_pinned(first, total)
         return first
 
     def _weights_of(self, policy: Any) -> WorkerWeights:
@@ -642,17 +643,17 @@ def _assign(
     factories: Sequence[Sequence[Factory]], options: CollectorOptions
 ) -> list[messages.Assignment]:
     """Return the assignment of each worker, given the factories of its environments."""
-    firsts = accumulate(map(len, factories), initial=0)
+    all_rows = consecutive(map(len, factories))
     devices = options.policy_devices_of(len(factories))
     return [
         messages.Assignment(
             factories=tuple(of_worker),
-            first=first,
+            first=rows.start,
             acting=options.acting(device),
             num_threads=options.num_sub_threads,
             init_fn=options.init_fn,
             curriculum=options.curriculum,
             level=options.level,
         )
-        for of_worker, first, device in zip(factories, firsts, devices, strict=False)
+        for of_worker, rows, device in zip(factories, all_rows, devices, strict=True)
     ]

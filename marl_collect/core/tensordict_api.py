@@ -10,6 +10,7 @@ from typing import Any, final
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.utils import expand_as_right
 
 from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import Key
@@ -183,7 +184,7 @@ class TensorDictAPI:
         carried = frame.get("next").exclude(*known) if "next" in frame.keys() else None
         if carried is not None and not carried.is_empty():
             keep = torch.from_numpy(~done).reshape(self._batch)
-            carried = carried.apply(lambda x: x * _expand(keep, x))
+            carried = carried.apply(lambda x: x * expand_as_right(keep, x))
             root.update(carried)
         return root
 
@@ -259,8 +260,3 @@ def _on_its_device(policy: Policy) -> Policy:
     parameters: Any = getattr(policy, "parameters", tuple)()
     device = next((p.device for p in parameters), torch.device("cpu"))
     return lambda tensordict: policy(tensordict.to(device)).to("cpu")
-
-
-def _expand(flags: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    missing = like.ndim - flags.ndim
-    return flags.reshape(*flags.shape, *([1] * missing)).to(like.dtype)

@@ -403,9 +403,6 @@ class RunningEpisodes:
             rewards = slot["next", name, "reward"][..., 0]
             returns[name], rest = _sums(rewards, joined, self.starts, end)
             running += rest
-        if not self._ends:  # In most slots of few environments.
-            ids = self._policy_ids(slot, joined)
-            return EndedEpisodes(_NONE, _NONE, _NONE, returns, ids)
         before, earlier = self._before, firsts == 0
         for name, total in returns.items():
             total[earlier] += before["returns"][name][rows[earlier]]
