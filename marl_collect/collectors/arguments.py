@@ -1,8 +1,9 @@
 """Checks of arguments that select workers, and workers in words."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,29 @@ def listed_workers(worker_ids: int | Sequence[int], number: int) -> list[int]:
                 f"{number - 1}."
             )
     return chosen
+
+
+def the_only(*sources: Any) -> Any:
+    """Return the one source of weights that is not None; None if there is none.
+
+    Raises:
+        ValueError: if there are several.
+    """
+    passed = [source for source in sources if source is not None]
+    if len(passed) > 1:
+        raise ValueError(
+            "Pass only one of policy_or_weights, weights, policy and weights_dict."
+        )
+    return passed[0] if passed else None
+
+
+def are_by_worker(weights: Any) -> bool:
+    """Return whether ``weights`` maps worker indices to weights."""
+    return (
+        isinstance(weights, Mapping)
+        and len(weights) > 0
+        and all(isinstance(key, Integral) for key in weights)
+    )
 
 
 def listed_environments(

@@ -6,17 +6,18 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, final
 
 from tensordict import TensorDict, TensorDictBase
 
 from marl_collect.buffers.layout import Layout
 from marl_collect.collectors.arguments import (
+    are_by_worker,
     chosen_workers,
     listed_environments,
     listed_workers,
     plain,
+    the_only,
 )
 from marl_collect.collectors.checkpoint import (
     check_level,
@@ -318,8 +319,8 @@ class CollectorBase:
         chosen = None if worker_ids is None else listed_workers(worker_ids, number)
         with self.pause():
             self._check_open()
-            source = _only(policy_or_weights, weights, policy, weights_dict)
-            if weights_dict is None and _is_by_worker(source):
+            source = the_only(policy_or_weights, weights, policy, weights_dict)
+            if weights_dict is None and are_by_worker(source):
                 if chosen is not None or model_id is not None:
                     raise ValueError(
                         "Weights given by worker index already select the workers, and "
@@ -830,26 +831,3 @@ class CollectorBase:
             )
         if self._closed:
             raise ClosedError("This collector was shut down. Build a new one.")
-
-
-def _only(*sources: Any) -> Any:
-    """Return the one source of weights that is not None; None if there is none.
-
-    Raises:
-        ValueError: if there are several.
-    """
-    passed = [source for source in sources if source is not None]
-    if len(passed) > 1:
-        raise ValueError(
-            "Pass only one of policy_or_weights, weights, policy and weights_dict."
-        )
-    return passed[0] if passed else None
-
-
-def _is_by_worker(weights: Any) -> bool:
-    """Return whether ``weights`` maps worker indices to weights."""
-    return (
-        isinstance(weights, Mapping)
-        and len(weights) > 0
-        and all(isinstance(key, Integral) for key in weights)
-    )

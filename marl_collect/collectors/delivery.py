@@ -17,6 +17,7 @@ from marl_collect.buffers.trajectories import (
 )
 from marl_collect.collectors.options import CollectorOptions, storage_dims
 from marl_collect.core.description import EnvDescription, Key
+from marl_collect.core.host_copies import moved
 from marl_collect.core.tensordicts import assemble, flatten
 from marl_collect.rollout.episodes import Episode
 
@@ -226,47 +227,6 @@ class Delivery:
             valid = valid[valid.get(VALID)]
         options.replay_buffer.extend(valid)
         return None
-
-
-def moved(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
-    """Return ``batch`` on another device; its old memory may change afterwards.
-
-    A batch on a slot's memory is moved in one copy. A copy to a GPU goes through pinned
-    memory and is not waited for. Other batches, and those of a GPU, are copied key by
-    key.
-
-    Args:
-        batch: on the CPU, or on the device of a simulator.
-        device: the target.
-    """
-    values = batch.values(include_nested=True, leaves_only=True)
-    # The observations that compact_obs stores separately are not tensors.
-    leaves = [value for value in values if isinstance(value, torch.Tensor)]
-    addresses = {leaf.untyped_storage().data_ptr() for leaf in leaves}
-    on_gpu = device.type == "cuda"
-    if any(leaf.device.type != "cpu" for leaf in leaves):
-        return batch.to(device)
-    if len(addresses) != 1:
-        return batch.to(device, non_blocking=on_gpu)
-    memory = leaves[0].untyped_storage()
-    flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(
-        memory, 0, (memory.nbytes(),), (1,)
-    )
-    if on_gpu:
-        # Pinned at once, so workers may fill the slot again.
-        flat = flat.pin_memory()
-    copied = flat.to(device, non_blocking=on_gpu, copy=True)
-    there = copied.untyped_storage()
-    # Its device has the number of the GPU, which "cuda" leaves out.
-    device = copied.device
-
-    def again(leaf: torch.Tensor) -> torch.Tensor:
-        empty = torch.empty(0, dtype=leaf.dtype, device=device)
-        return empty.set_(there, leaf.storage_offset(), leaf.shape, leaf.stride())
-
-    out = batch.apply(again, device=device)
-    assert out is not None
-    return out
 
 
 def as_batch(filled: FilledSlot, description: EnvDescription) -> TensorDict:

@@ -49,7 +49,8 @@ from marl_collect.processes import cleanup
 from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
 from marl_collect.rollout.env_calls import EnvCall
 from marl_collect.rollout.episodes import Plan
-from marl_collect.rollout.loop import ProgressReporter, Rollout
+from marl_collect.rollout.loop import Rollout
+from marl_collect.rollout.progress import ProgressReporter
 
 
 @final

@@ -24,11 +24,6 @@ from marl_collect.processes.launcher import share_imports
 from marl_collect.processes.shared_memory import MemoryHandle, Segment
 from marl_collect.processes.status_board import (
     ENVIRONMENT,
-    PHASE,
-    PREEMPT,
-    REPLAYED,
-    STEPS,
-    STOP,
     WEIGHTS_READ,
     Phase,
     fence,
@@ -36,11 +31,8 @@ from marl_collect.processes.status_board import (
 from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
 from marl_collect.rollout.env_calls import EnvCall, returned
 from marl_collect.rollout.episodes import Plan
-from marl_collect.rollout.loop import ProgressReporter, Rollout
-
-_STEP = int(Phase.STEP)
-_POLICY = int(Phase.POLICY)
-_COMMAND = int(Phase.COMMAND)
+from marl_collect.rollout.loop import Rollout
+from marl_collect.rollout.progress import LineProgress
 
 
 def main(context: WorkerContext, assignment: messages.Assignment) -> None:
@@ -62,44 +54,6 @@ def main(context: WorkerContext, assignment: messages.Assignment) -> None:
             worker.name_environment(error)
             note_on_gradients(error)
             raise
-
-
-@final
-class LineProgress(ProgressReporter):
-    """Records on the status board what a rollout is doing."""
-
-    def __init__(self, context: WorkerContext, environments: int) -> None:
-        """Write to the worker's line of the status board."""
-        self._line = context.line
-        self._cells = context.line.cells
-        self._several = environments > 1
-
-    def resetting(self, environment: int) -> None:
-        """Note that ``environment`` begins an episode."""
-        self._line.enter(Phase.RESET, environment)
-
-    def acting(self) -> None:
-        """Note that the policy acts."""
-        self._cells[PHASE] = _POLICY
-        if self._several:
-            self._cells[ENVIRONMENT] = 0  # No environment; the last reset is done.
-
-    def stepping(self) -> None:
-        """Note that the environments step, and count it."""
-        cells = self._cells
-        cells[PHASE] = _STEP
-        cells[STEPS] += 1
-
-    def replaying(self) -> None:
-        """Note that recorded episodes make a step."""
-        cells = self._cells
-        cells[PHASE] = _COMMAND
-        cells[REPLAYED] += 1
-
-    def preempted(self) -> bool:
-        """Return whether the trainer wants the rollout or the worker to end."""
-        cells = self._cells
-        return cells[PREEMPT] != 0 or cells[STOP] != 0
 
 
 @final
@@ -153,7 +107,7 @@ class RolloutWorker:
             self._parts,
             runners,
             plan,
-            LineProgress(self._context, self.engine.size),
+            LineProgress(line, self.engine.size),
             check_actions=acting.check_actions,
             curriculum=self._assignment.curriculum,
             level=self._assignment.level,

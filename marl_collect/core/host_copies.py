@@ -6,6 +6,7 @@ from typing import Any, final
 
 import torch
 from numpy.typing import NDArray
+from tensordict import TensorDictBase
 
 from marl_collect.core.device_check import host_memory
 
@@ -112,6 +113,47 @@ class OnHost:
                     f"{tensor!r:.100} of type {type(tensor).__name__}."
                 )
         return _with_leaves(tree, (t.numpy() for t in copies.to_host(tensors)))
+
+
+def moved(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
+    """Return ``batch`` on another device; its old memory may change afterwards.
+
+    A batch on a slot's memory is moved in one copy. A copy to a GPU goes through pinned
+    memory and is not waited for. Other batches, and those of a GPU, are copied key by
+    key.
+
+    Args:
+        batch: on the CPU, or on the device of a simulator.
+        device: the target.
+    """
+    values = batch.values(include_nested=True, leaves_only=True)
+    # The observations that compact_obs stores separately are not tensors.
+    leaves = [value for value in values if isinstance(value, torch.Tensor)]
+    addresses = {leaf.untyped_storage().data_ptr() for leaf in leaves}
+    on_gpu = device.type == "cuda"
+    if any(leaf.device.type != "cpu" for leaf in leaves):
+        return batch.to(device)
+    if len(addresses) != 1:
+        return batch.to(device, non_blocking=on_gpu)
+    memory = leaves[0].untyped_storage()
+    flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(
+        memory, 0, (memory.nbytes(),), (1,)
+    )
+    if on_gpu:
+        # Pinned at once, so workers may fill the slot again.
+        flat = flat.pin_memory()
+    copied = flat.to(device, non_blocking=on_gpu, copy=True)
+    there = copied.untyped_storage()
+    # Its device has the number of the GPU, which "cuda" leaves out.
+    device = copied.device
+
+    def again(leaf: torch.Tensor) -> torch.Tensor:
+        empty = torch.empty(0, dtype=leaf.dtype, device=device)
+        return empty.set_(there, leaf.storage_offset(), leaf.shape, leaf.stride())
+
+    out = batch.apply(again, device=device)
+    assert out is not None
+    return out
 
 
 def _order(tensors: Sequence[torch.Tensor]) -> list[int]:

@@ -33,12 +33,8 @@ from marl_collect.rollout.episodes import (
     EndedEpisodes,
     Plan,
 )
-from marl_collect.rollout.loop import (
-    Collected,
-    ProgressReporter,
-    Rollout,
-    StateMark,
-)
+from marl_collect.rollout.loop import Collected, Rollout, StateMark
+from marl_collect.rollout.progress import ProgressReporter
 
 _Copies = list[tuple[Key, torch.Tensor]]
 """Blocks of a slot with what is copied there in each frame, ``[K, ...]``."""

@@ -24,12 +24,8 @@ from marl_collect.rollout.episodes import (
     join_trees,
     rows_of,
 )
-from marl_collect.rollout.loop import (
-    Collected,
-    ProgressReporter,
-    Rollout,
-    StateMark,
-)
+from marl_collect.rollout.loop import Collected, Rollout, StateMark
+from marl_collect.rollout.progress import ProgressReporter
 
 
 def make_rollout(

@@ -7,7 +7,7 @@ calls of these episodes before the same frames.
 
 import copy
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -196,6 +196,28 @@ def part_of(state: Mapping[str, Any], rows: range) -> dict[str, Any]:
             if inside:
                 entries.append(entry | {"rows": inside})
     return parts
+
+
+def make(engine: EnvBatch, call: EnvCall) -> list[Outcome]:
+    """Make a call; return an outcome per environment, or one for all worlds."""
+    outcomes: list[Outcome] = []
+    for row in call.rows[:1] if engine.one_simulator else call.rows:
+        try:
+            # An environment may keep its arguments, and change them.
+            args, kwargs = copy.deepcopy((call.args, dict(call.kwargs)))
+            outcomes.append((engine.call(row, call.name, args, kwargs), None))
+        except Exception as error:  # noqa: BLE001 - the caller raises it
+            outcomes.append((None, error))
+    return outcomes
+
+
+def make_again(engine: EnvBatch, calls: Iterable[EnvCall]) -> None:
+    """Make calls that were made before, in another process or an earlier one."""
+    for call in calls:
+        for _, error in make(engine, call):
+            if error is not None:
+                error.add_note(f"The call of {call.name}() was made once more.")
+                raise error
 
 
 def set_task(

@@ -5,9 +5,8 @@ environments. Their output is kept and written to the slot for many frames at a 
 see ``marl_collect.buffers.frame_writer``.
 """
 
-import copy
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +32,8 @@ from marl_collect.rollout.env_calls import (
     CallLog,
     EnvCall,
     Outcome,
+    make,
+    make_again,
     returned,
     set_task,
 )
@@ -43,37 +44,11 @@ from marl_collect.rollout.episodes import (
     Plan,
     RunningEpisodes,
 )
+from marl_collect.rollout.progress import ProgressReporter
 
 Collected = tuple[int, EndedEpisodes]
 StateMark = Mapping[str, Any]
 """A moment of a rollout, whose ``state`` can be asked for later."""
-
-
-class ProgressReporter:
-    """Receives what a rollout is doing; this one counts steps and never stops early.
-
-    Attributes:
-        steps: number of steps so far; each steps all environments.
-    """
-
-    steps = 0
-
-    def resetting(self, environment: int) -> None:
-        """Report that environment ``environment`` begins an episode."""
-
-    def acting(self) -> None:
-        """Report that the policy acts."""
-
-    def stepping(self) -> None:
-        """Report that the environments step."""
-        self.steps += 1
-
-    def replaying(self) -> None:
-        """Report that recorded episodes are about to make a step."""
-
-    def preempted(self) -> bool:
-        """Return whether the rollout must end after this frame."""
-        return False
 
 
 class Rollout:
@@ -187,38 +162,16 @@ class Rollout:
                 )
         self._early_seeds = None  # The call may change what a reset does.
         self._make_pending()
-        outcomes = self._make(call)
+        outcomes = make(self._engine, call)
         made = returned(call, [error is not None for _, error in outcomes])
         if made.rows:
             self._calls.add(made, longest=self._episodes.longest)
         return outcomes
 
-    def _make(self, call: EnvCall) -> list[Outcome]:
-        outcomes: list[Outcome] = []
-        rows = call.rows[:1] if self._engine.one_simulator else call.rows
-        for row in rows:
-            try:
-                # An environment may keep its arguments, and change them.
-                args, kwargs = copy.deepcopy((call.args, dict(call.kwargs)))
-                value = self._engine.call(row, call.name, args, kwargs)
-            except Exception as error:  # noqa: BLE001 - the caller raises it
-                outcomes.append((None, error))
-            else:
-                outcomes.append((value, None))
-        return outcomes
-
-    def _make_again(self, calls: Iterable[EnvCall]) -> None:
-        """Make calls that were made before, in another process or an earlier one."""
-        for call in calls:
-            for _, error in self._make(call):
-                if error is not None:
-                    error.add_note(f"The call of {call.name}() was made once more.")
-                    raise error
-
     def _make_pending(self) -> None:
         """Make the calls that a loaded state has after its next slot."""
         pending, self._calls.pending = self._calls.pending, []
-        self._make_again(pending)
+        make_again(self._engine, pending)
         for call in pending:
             self._calls.add(call, longest=self._episodes.longest)
 
@@ -458,7 +411,7 @@ class Rollout:
             self._early_seeds = None
         started = self._episodes.started
         if fresh or not (started and self._description.repeats):
-            self._make_again(call for call, _ in calls)
+            make_again(self._engine, (call for call, _ in calls))
             if fresh or started:
                 self.reset()
         else:
@@ -475,14 +428,17 @@ class Rollout:
         known = self._episodes.recorded(actions, state["environments"]["frame"])
         longest = max(known.actions.lengths, default=-1)
         self._early_seeds = None
-        self._make_again(c for c, age in calls if age is None or age > longest)
+        before = (c for c, age in calls if age is None or age > longest)
+        make_again(self._engine, before)
         elsewhere = replay(
             self._engine,
             self._memory,
             known,
             reset=self._reset,
             stepping=self._progress.replaying,
-            calling=lambda left: self._make_again(c for c, age in calls if age == left),
+            calling=lambda left: make_again(
+                self._engine, (c for c, age in calls if age == left)
+            ),
         )
         for key, value in state["carried"].items():
             self._memory[key][...] = value

@@ -15,7 +15,8 @@ from marl_collect.parallel_env import ParallelEnv, SerialEnv
 from marl_collect.policies.runner import RandomRunner
 from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
 from marl_collect.rollout.episodes import Plan
-from marl_collect.rollout.loop import ProgressReporter, Rollout
+from marl_collect.rollout.loop import Rollout
+from marl_collect.rollout.progress import ProgressReporter
 
 pytestmark = pytest.mark.processes
 
