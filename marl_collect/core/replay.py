@@ -57,23 +57,17 @@ class EpisodeActions:
 
 
 def frames_of(
-    firsts: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    steps: NDArray[np.int64] | None = None,
+    firsts: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return the positions of all frames of some ranges, range by range.
 
     Args:
         firsts: first position of each range, int64 ``[m]``.
         lengths: number of its frames, int64 ``[m]``.
-        steps: distance between two of its frames, int64 ``[m]``; None for 1.
     """
     before = lengths.cumsum() - lengths
     frames = np.arange(lengths.sum(), dtype=np.int64)
-    if steps is None:
-        return frames + (firsts - before).repeat(lengths)
-    frames *= steps.repeat(lengths)
-    return frames + (firsts - before * steps).repeat(lengths)
+    return frames + (firsts - before).repeat(lengths)
 
 
 @final
@@ -356,30 +350,19 @@ class SlotActions:
             for key, array in self._blocks[-1].arrays.items()
         }
         actions = EpisodeActions(lengths, arrays)
-        for block in self._joined_blocks():
+        begins = actions.firsts
+        for block in self._blocks:
             rows = np.arange(len(lengths)) if block.rows is None else block.rows
             starts, width = self._starts[rows], len(rows)
             firsts = np.maximum(starts, block.start)
             counts = (block.end - firsts).clip(0) * (lengths[rows] >= 0)
-            targets = frames_of(actions.firsts[rows] + firsts - starts, counts)
-            firsts = (firsts - block.start) * width + np.arange(width)
-            sources = frames_of(firsts, counts, np.full(width, width))
+            targets = frames_of(begins[rows] + firsts - starts, counts)
+            sources = frames_of(firsts - block.start, counts) * width
+            sources += np.arange(width).repeat(counts)
             for key, array in block.arrays.items():
                 frames = array.reshape(-1, *array.shape[2:])
                 arrays[key][targets] = frames.take(sources, 0)
         return actions
-
-    def _joined_blocks(self) -> "Sequence[_Block]":
-        """Return the blocks, with one for all small ones with every environment."""
-        some = [block for block in self._blocks if block.rows is not None]
-        whole = self._blocks[len(some) :]  # Newer than all others.
-        if len(whole) < 2 or whole[0].frames > _LARGE:
-            return self._blocks
-        arrays = {
-            key: np.concatenate([block.arrays[key] for block in whole])
-            for key in whole[0].arrays
-        }
-        return [*some, _Block(whole[0].start, whole[-1].end, None, arrays)]
 
     def _discard(self, latest: int) -> None:
         """Discard what is too long, or needed by no running episode.
@@ -404,8 +387,6 @@ _SLOTS = 8
 """Number of slots after which it is worth to look for actions that nobody needs."""
 _SHORTEST = 64
 """Number of frames of the newest block of loaded actions."""
-_LARGE = 2**14
-"""Number of frames of a block over which the time per block does not matter."""
 _DISCARDED = -1
 
 
