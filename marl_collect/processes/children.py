@@ -33,18 +33,12 @@ class ForkedChild:
 
     def __init__(self, status: socket.socket) -> None:
         self._status = status
-        self._pid: int | None = None
+        self.pid = 0
+        """Process id; 0 until ``confirm`` knows it."""
         self._pidfd = linux.NO_PIDFD
         self._exitcode: int | None = None
         self._orphaned = False
         self._lock = threading.RLock()  # A signal handler may close the pool.
-
-    @property
-    def pid(self) -> int:
-        """Process id; known after ``confirm``."""
-        if self._pid is None:
-            raise RuntimeError("the pid is not known yet: call confirm() first")
-        return self._pid
 
     @property
     def sentinel(self) -> int:
@@ -60,7 +54,7 @@ class ForkedChild:
         Raises:
             OSError: it could not be started.
         """
-        if self._pid is not None:
+        if self.pid:
             return
         if not wait_readable(self._status.fileno(), deadline):
             raise TimeoutError(
@@ -71,7 +65,7 @@ class ForkedChild:
             self._status, PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC
         )
         if data[:1] == STARTED and not flags & socket.MSG_CTRUNC:
-            self._pid = decode(data)
+            self.pid = decode(data)
             self._pidfd = fds[0] if fds else linux.NO_PIDFD
             return
         for fd in fds:
@@ -119,14 +113,14 @@ class ForkedChild:
     def send_signal(self, number: int) -> None:
         """Send a signal; nothing happens if the process has ended."""
         with self._lock:
-            if self._pid is None or self._status.fileno() < 0:
+            if not self.pid or self._status.fileno() < 0:
                 return
             if self._pidfd == linux.NO_PIDFD:
                 self.poll()  # Another process may have the id of one that has ended.
             if self._exitcode is None:
                 # It may have ended, and its status is not read yet.
                 with contextlib.suppress(ProcessLookupError):
-                    linux.send_signal(self._pid, self._pidfd, number)
+                    linux.send_signal(self.pid, self._pidfd, number)
 
     def close(self) -> None:
         """Close our file descriptors; the process has ended or belongs to another."""

@@ -125,15 +125,13 @@ class WorkerPool:
         self._next = 0
         standard_streams.occupy()  # Before the status board takes their descriptors.
         self.status_board: Final = StatusBoard.create(len(jobs))
-        with contextlib.ExitStack() as undo:
-            undo.callback(self.status_board.close)
-            try:
-                self._handles = self._start(jobs, self.status_board)
-            except Exception:
-                if cleanup.ends_with_the_process():
-                    raise SystemExit from None  # The servers were ended before.
-                raise
-            self._release = undo.pop_all()
+        try:
+            self._handles = self._start(jobs, self.status_board)
+        except BaseException as error:
+            self.status_board.close()
+            if isinstance(error, Exception) and cleanup.ends_with_the_process():
+                raise SystemExit from None  # The servers were ended before.
+            raise
         handles = self._handles  # Not self: a cycle would keep what the pool releases.
         self._watch = HangWatch(
             self.status_board,
@@ -466,7 +464,7 @@ class WorkerPool:
                 handle.close()
             if locked:
                 self._reading.release()
-            self._release.close()
+            self.status_board.close()
             self._all_ended.set()
 
     def __enter__(self) -> Self:
