@@ -9,7 +9,7 @@
                             <-------------------  None
     Call("use_slot") -------------------------->  map a slot
                             <-------------------  None
-    Call("collect", Collect(slot, weights)) --->  fill the slot's rows
+    Call("collect", Collect(slot), Weights) --->  fill the slot's rows
                             <-------------------  Collected
 
 A ``Call`` names a method of ``RolloutWorker``. Every call has one reply, and replies
@@ -18,7 +18,7 @@ weights are never pickled.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from marl_collect.buffers.frame_writer import LastObservation
@@ -120,7 +120,6 @@ class Collect:
         reset: begin new episodes first.
         mark: keep the state before this rollout until the next one.
         vacant: numbers of slots whose memory the trainer has freed.
-        weights: the weights to act with.
     """
 
     slot: int
@@ -128,7 +127,6 @@ class Collect:
     reset: bool = False
     mark: bool = False
     vacant: tuple[int, ...] = ()
-    weights: Weights = field(default_factory=Weights)
 
 
 @dataclass(frozen=True)

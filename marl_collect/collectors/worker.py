@@ -144,9 +144,10 @@ class RolloutWorker:
         self._slots[slot] = {key: array[:, :frames] for key, array in arrays.items()}
         segment.close()  # The arrays keep the mapping alive.
 
-    def collect(self, command: messages.Collect) -> messages.Collected:
-        """Fill the worker's rows of a slot."""
-        weights = command.weights
+    def collect(
+        self, command: messages.Collect, weights: messages.Weights
+    ) -> messages.Collected:
+        """Fill the worker's rows of a slot, acting with these weights."""
         self._policy.use(weights)
         for slot in command.vacant:
             self._slots.pop(slot, None)

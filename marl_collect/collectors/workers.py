@@ -3,8 +3,8 @@
     trainer                                          worker
     Teams    choose a slot and its workers
     Workers  collect(worker, Collect) -- socket -->  RolloutWorker.collect
-               slot: its number                        writes its rows of the slot
-               weights: version and weights slot       copies that one first
+               Collect: number of the slot             writes its rows of the slot
+               Weights: version and weights slot       copies that one first
              wait(workers)  <-- Collected, socket --
     Teams    deliver the slot
 
@@ -164,7 +164,7 @@ class Workers:
                 member.slots.pop(slot, None)
             member.batch = command  # Weights stay while they are referred to.
         self.preempt(workers, preempted=False)
-        self._send("collect", {k: (self._with_weights(k),) for k in workers})
+        self._send("collect", {k: (command, self.weights.order(k)) for k in workers})
 
     def wait(self, workers: Iterable[int]) -> tuple[int, messages.Collected]:
         """Return the next of some workers that is done, with its reply.
@@ -551,13 +551,8 @@ class Workers:
         if member.preempted:  # Also the replacement stops early then.
             self._pool.preempt(worker, preempted=True)
         if member.batch is not None:
-            self._send("collect", {worker: (self._with_weights(worker),)})
-
-    def _with_weights(self, worker: int) -> messages.Collect:
-        """Return the command that a worker executes, with its newest weights."""
-        command = self._members[worker].batch
-        assert command is not None
-        return replace(command, weights=self.weights.order(worker))
+            weights = self.weights.order(worker)
+            self._send("collect", {worker: (member.batch, weights)})
 
     def _recycle(self, worker: int) -> None:
         """Replace an idle worker that exceeded ``max_worker_rss``."""

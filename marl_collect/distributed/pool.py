@@ -214,14 +214,13 @@ class RayPool:
             vector, fills = self._placed(actor, local, unplaced), WEIGHTS
             arguments = (weights_slot, _bare(vector))
         elif message.method == "collect":
-            (command,) = arguments
-            fills, weights = command.slot, command.weights
+            command, weights = arguments
+            fills = command.slot
             copies = actor.copies
             vacant = [k for k in command.vacant if copies.pop((local, k), None)]
             if weights.handle is not None:
                 vector = self._placed(actor, local, weights.handle)
-                weights = replace(weights, handle=_bare(vector))
-                arguments = (replace(command, weights=weights),)
+                arguments = (command, replace(weights, handle=_bare(vector)))
         if actor.lost is not None:  # It was lost while memory was reserved.
             return
         data = pickling.dumps(Call(message.method, arguments))
