@@ -91,7 +91,7 @@ class Workers:
         """
         self._options = options
         self.level = options.level
-        self._seed = draw_seed(options.seed)
+        seed = draw_seed(options.seed)
         check_can_be_sent(policy, options)
         check_can_be_copied(policy)
         options.policy_factories(len(factories))  # Does a list of them fit?
@@ -103,8 +103,8 @@ class Workers:
         self.statistics = Statistics()
         self._started = False
         try:
-            self.description = self._number(first_seeds)
-            self.weights = self._weights_of(policy)
+            self.description = self._number(seed, first_seeds)
+            self.weights = self._weights_of(policy, seed)
             self._signature = self._prepare()
             self._started = True
         except BaseException:
@@ -243,7 +243,6 @@ class Workers:
                 None goes on.
         """
         if seed is not None:
-            self._seed = seed
             self._use_plans([member.plan.with_seed(seed) for member in self._members])
         self.call("reset", workers=workers)
 
@@ -258,17 +257,15 @@ class Workers:
         for member in self._members:  # The states have their calls.
             member.calls = {}
         running = self.call_each("load", arguments)
-        for index, (member, state) in enumerate(
-            zip(self._members, states, strict=True)
-        ):
-            member.running = running[index]
+        for index, member in enumerate(self._members):
+            state, member.running = states[index], running[index]
             member.calls = calls_of(state["calls"])
-            self._seed, generation = state["seed"], state["generation"]
-            member.plan = replace(member.plan, seed=self._seed, generation=generation)
+            member.plan = replace(
+                member.plan, seed=state["seed"], generation=state["generation"]
+            )
             if index not in fresh:
-                self.statistics.cut_resumed(
-                    member.plan.environments, state, running[index]
-                )
+                environments = member.plan.environments
+                self.statistics.cut_resumed(environments, state, member.running)
 
     def call_env(self, calls: Mapping[int, EnvCall]) -> list[list[bytes | Raised]]:
         """Let each of these workers call a method of its environments.
@@ -290,12 +287,10 @@ class Workers:
             seed: from which everything else that is random is derived.
             seeds: of each environment, worker by worker.
         """
-        self._seed = seed
-        left = iter(seeds)
-        plans: list[Plan] = []
-        for plan in [member.plan for member in self._members]:
-            chosen = tuple(next(left) for _ in plan.environments)
-            plans.append(replace(plan, seed=seed, episodes=(), given_seeds=chosen))
+        plans = [
+            member.plan.with_seed(seed, tuple(seeds[rows.start : rows.stop]))
+            for member, rows in zip(self._members, consecutive(self.sizes), strict=True)
+        ]
         self._use_plans(plans)
 
     def _use_plans(self, plans: Sequence[Plan]) -> None:
@@ -372,7 +367,7 @@ class Workers:
     # Preparing
 
     def _number(
-        self, first_seeds: Callable[[int], Sequence[int]] | None
+        self, seed: int, first_seeds: Callable[[int], Sequence[int]] | None
     ) -> EnvDescription:
         """Wait until all environments are built, and number them."""
         replies = self._first_replies(range(len(self)))
@@ -385,19 +380,19 @@ class Workers:
             check_alike(first, description, f"worker {index}", "worker 0")
             part = slice(rows[index].start, rows[index].stop)
             self._members[index].plan = Plan(
-                self._seed,
+                seed,
                 numbers[part],
                 self._options.max_frames_per_traj,
-                given_seeds=tuple((seed,) for seed in seeds[part]),
+                given_seeds=tuple((given,) for given in seeds[part]),
             )
         warn_if_pinned(first, total)
         return first
 
-    def _weights_of(self, policy: Any) -> WorkerWeights:
+    def _weights_of(self, policy: Any, seed: int) -> WorkerWeights:
         module = None
         if not is_random(policy):
             trust = self._options.trust_policy
-            module = prepare(policy, self.description, self._seed, trust=trust)
+            module = prepare(policy, self.description, seed, trust=trust)
         return WorkerWeights(
             TrainerPolicy(module, policy),
             self._options,

@@ -68,9 +68,12 @@ class Plan:
     generation: int = 0
     given_seeds: tuple[tuple[int, ...], ...] = ()
 
-    def with_seed(self, seed: int) -> "Plan":
+    def with_seed(
+        self, seed: int, given_seeds: tuple[tuple[int, ...], ...] = ()
+    ) -> "Plan":
         """Return a plan of first episodes, as if no worker had ever been replaced."""
-        return Plan(seed, self.environments, self.max_frames_per_traj)
+        limit = self.max_frames_per_traj
+        return Plan(seed, self.environments, limit, given_seeds=given_seeds)
 
 
 @final

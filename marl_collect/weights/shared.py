@@ -5,7 +5,7 @@ the tensors of a worker's module are views of the worker's own vector:
 
     trainer                                        worker
     slot = write(tensors, used)
-    Collect(weights=slot, handle) ---------------->  attach(slot, handle)
+    Weights(slot, handle) ------------------------>  attach(slot, handle)
                                                      pull(slot)
     the slot is free again  <-- WEIGHTS_READ ----
 
