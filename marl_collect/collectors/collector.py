@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, final
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 from tensordict import TensorDict, TensorDictBase
 
@@ -128,8 +128,8 @@ class CollectorBase:
     """Iterates over batches of experience.
 
     A batch is a TensorDict ``[B, T]``. It is valid, and later batches do not change
-    it, as long as any of its tensors is held. Subclasses build a ``Source``. They are
-    final.
+    it, as long as any of its tensors is held. Subclasses are final. They build a
+    ``Source``, and override nothing except ``explain``.
     """
 
     _closed = True  # Until ``_open``: before it there is nothing to close.
@@ -161,7 +161,6 @@ class CollectorBase:
                 "environment contributes the same number of frames."
             )
 
-    @final
     @property
     def description(self) -> EnvDescription:
         """Groups and spaces of the environments."""
@@ -169,7 +168,6 @@ class CollectorBase:
 
     # Collecting
 
-    @final
     def next(self) -> TensorDict | None:
         """Return the next batch, or None when ``total_frames`` are collected."""
         batches = self._advance()
@@ -185,12 +183,10 @@ class CollectorBase:
             yield batches.pop()
         self.shutdown()
 
-    @final
     def iterator(self) -> Iterator[TensorDict]:
         """Return ``iter(self)``, by TorchRL's name."""
         return iter(self)
 
-    @final
     def __len__(self) -> int:
         """Number of batches in ``total_frames``.
 
@@ -205,12 +201,10 @@ class CollectorBase:
             raise TypeError("A collector with trajs_per_batch has no length.")
         return math.ceil(total / self._source.batch_frames)
 
-    @final
     def __bool__(self) -> bool:
         """Return True, even if ``len`` is 0 or not defined."""
         return True
 
-    @final
     def __reduce__(self) -> NoReturn:
         """Raise an error: a copy would use the same environments and workers."""
         raise TypeError(
@@ -219,7 +213,6 @@ class CollectorBase:
             "arguments; state_dict() and load_state_dict() resume from this point."
         )
 
-    @final
     def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
         """Begin new episodes, with new trajectory ids.
 
@@ -236,7 +229,6 @@ class CollectorBase:
             if reset_idx is None:
                 self._delivery.forget_open()
 
-    @final
     def set_seed(self, seed: int, static_seed: bool = False) -> int:  # noqa: FBT001, FBT002 - TorchRL's signature
         """Derive all random numbers from ``seed``, and begin new episodes.
 
@@ -257,7 +249,6 @@ class CollectorBase:
 
     # Weights
 
-    @final
     @property
     def policy(self) -> Any:
         """The module to train: the one that was passed, or its materialised copy.
@@ -266,7 +257,6 @@ class CollectorBase:
         """
         return self._policy.module
 
-    @final
     @property
     def policy_version(self) -> int:
         """Version of the last published weights; every update increments it.
@@ -275,7 +265,6 @@ class CollectorBase:
         """
         return self._weights.version
 
-    @final
     def update_policy_weights_(
         self,
         policy_or_weights: Any = None,
@@ -333,7 +322,6 @@ class CollectorBase:
             tensors = self._policy.chosen(source, model_id, weights_dict)
             self._weights.publish(tensors, chosen)
 
-    @final
     def receive_weights(self, policy_or_weights: Any = None) -> None:
         """Update the weights with these, or with those of ``weight_recv_schemes``."""
         sources = self._options.weight_recv_schemes
@@ -341,19 +329,16 @@ class CollectorBase:
             policy_or_weights = sources["policy"].receive()
         self.update_policy_weights_(policy_or_weights)
 
-    @final
     def increment_version(self) -> None:
         """Publish the current weights under a new version."""
         self.update_policy_weights_()
 
-    @final
     def get_model(self, model_id: str = "policy") -> Any:
         """Return the trainer's policy, or one of its submodules by its path."""
         return self._policy.submodule(model_id)
 
     # In the background
 
-    @final
     def start(self) -> None:
         """Collect into the replay buffer in a thread, until ``total_frames``.
 
@@ -374,12 +359,10 @@ class CollectorBase:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    @final
     def is_running(self) -> bool:
         """Return whether the thread of ``start`` is alive."""
         return self._thread is not None and self._thread.is_alive()
 
-    @final
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Keep the thread of ``start`` from collecting inside a ``with`` block."""
@@ -393,7 +376,6 @@ class CollectorBase:
         finally:
             self._lock.release()
 
-    @final
     def async_shutdown(self, timeout: float = CLOSE_SECONDS) -> None:
         """End the thread of ``start``, then shut down.
 
@@ -412,27 +394,23 @@ class CollectorBase:
 
     # State
 
-    @final
     @property
     def frames(self) -> int:
         """Frames collected so far."""
         return self._statistics.frames
 
-    @final
     @property
     def total_frames(self) -> int:
         """Frames after which the collector ends, -1 if it is endless."""
         total = self._options.total_frames
         return -1 if total is None else total
 
-    @final
     @property
     def requested_frames_per_batch(self) -> int:
         """Frames per batch as the user gave them; a batch may be rounded up."""
         requested = self._options.frames_per_batch
         return requested if isinstance(requested, int) else sum(requested)
 
-    @final
     def stats(self, *, all_ranks: bool = False) -> dict[str, Any]:
         """Return counters and statistics of the last hundred episodes.
 
@@ -469,7 +447,6 @@ class CollectorBase:
             "policy_version": self.policy_version,
         }
 
-    @final
     def fake_tensordict(self) -> TensorDictBase:
         """Return zeros with the keys, shapes and dtypes of a batch.
 
@@ -487,7 +464,6 @@ class CollectorBase:
             )
         return self._delivery.blank(*shape)
 
-    @final
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which a new collector resumes exactly.
 
@@ -509,7 +485,6 @@ class CollectorBase:
                 "level": self._level,
             }
 
-    @final
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from the ``state_dict`` of a collector with the same arguments.
 
@@ -540,7 +515,6 @@ class CollectorBase:
             missing = self.frames - self._source.steps() - self._steps_before
             self._steps_before += max(0, missing)
 
-    @final
     def steps_so_far(self) -> int:
         """Return the frames stepped so far, including batches in progress.
 
@@ -555,13 +529,11 @@ class CollectorBase:
         """
         return self._source.explain()
 
-    @final
     def getattr_env(self, name: str) -> list[Any]:
         """Return attribute ``name`` of every worker's environments."""
         with self._asking():
             return self._source.attribute("env", name)
 
-    @final
     def call_env(
         self,
         name: str,
@@ -612,13 +584,11 @@ class CollectorBase:
             call = EnvCall(rows, name, plain(args), plain(kwargs))
             return self._source.call_env(call) if rows else []
 
-    @final
     @property
     def level(self) -> int | None:
         """The curriculum's level for the next batches; None without a curriculum."""
         return self._level
 
-    @final
     def set_level(self, level: int) -> None:
         """Set the level with which ``curriculum`` is called from the next batch on.
 
@@ -642,7 +612,6 @@ class CollectorBase:
         with self._asking():
             self._set_level(level)
 
-    @final
     def getattr_policy(self, name: str) -> Any:
         """Return attribute ``name`` of the trainer's policy, or else of worker 0's."""
         if self._policy.module is not None:
@@ -650,14 +619,12 @@ class CollectorBase:
         with self._asking():
             return self._source.attribute("policy", name)[0]
 
-    @final
     def getattr_rb(self, name: str) -> Any:
         """Return attribute ``name`` of the replay buffer."""
         return getattr(self._options.replay_buffer, name)
 
     # Ending
 
-    @final
     def shutdown(
         self, timeout: float | None = CLOSE_SECONDS, *, close_env: bool = True
     ) -> None:
@@ -684,12 +651,10 @@ class CollectorBase:
             self._stopping.set()
             self._source.close(CLOSE_SECONDS if timeout is None else timeout)
 
-    @final
     def __enter__(self) -> Self:
         """Return the collector; leaving the block shuts it down."""
         return self
 
-    @final
     def __exit__(
         self, kind: object, error: BaseException | None, traceback: object
     ) -> None:
@@ -717,7 +682,6 @@ class CollectorBase:
         """Shut down a collector that was not closed."""
         self.shutdown()
 
-    @final
     def __repr__(self) -> str:
         """Return workers, batch shape, version and frames, from local state only."""
         name = type(self).__name__

@@ -27,7 +27,6 @@ class _MultiCollector(CollectorBase):
         frames = parsed.frames_of(workers.sizes, together=team is None)
         self._open(parsed, Teams(workers, parsed, frames, team))
 
-    @final
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """Process id of each worker."""

@@ -70,7 +70,6 @@ class Publisher:
     def warn_if_stale(self) -> None:
         """Warn if the module was trained, but the workers' copies were not updated."""
 
-    @final
     def publish(
         self,
         tensors: Sequence[torch.Tensor],
@@ -85,7 +84,6 @@ class Publisher:
         version = self.version + 1
         self.restore([(tensors, workers, version)], version)
 
-    @final
     def publish_each(self, sources: Mapping[int, Any]) -> None:
         """Publish a new version with different weights for each of these workers.
 
@@ -96,7 +94,6 @@ class Publisher:
         tensors = self.policy.tensors
         self.restore([(tensors(s), [k], version) for k, s in sources.items()], version)
 
-    @final
     def state(self) -> dict[str, Any]:
         """Return copies of all workers' weights with their versions, as plain data."""
         published = self.weights()
@@ -111,7 +108,6 @@ class Publisher:
             ],
         }
 
-    @final
     def restore(self, parts: Sequence[WeightUpdate], version: int) -> None:
         """Publish weights under their versions, such as those of a state.
 

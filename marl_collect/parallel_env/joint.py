@@ -1,7 +1,7 @@
 """The base class of SerialEnv and ParallelEnv: N environments that act as one."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from marl_collect.core.batch import EnvBatch, call_method
 from marl_collect.core.description import EnvDescription
@@ -64,35 +64,29 @@ class JointEnvs(TensorDictEnv):
 
     _engine: EnvBatch
 
-    @final
     @property
     def description(self) -> EnvDescription:
         """Groups, spaces and guarantees of each environment."""
         return self._engine.description
 
-    @final
     @property
     def batch_size(self) -> tuple[int, ...]:
         """``(N,)``."""
         return (self._engine.size,)
 
-    @final
     def render(self) -> "list[NDArray[np.uint8] | None]":
         """Return an image ``[height, width, 3]`` or None of each environment."""
         return self.call("render")
 
-    @final
     def __len__(self) -> int:
         """Return the number of environments."""
         return self._engine.size
 
-    @final
     @property
     def num_workers(self) -> int:
         """N, as in TorchRL."""
         return len(self)
 
-    @final
     def get_attr(self, name: str) -> list[Any]:
         """Return an attribute of every environment.
 
@@ -102,7 +96,6 @@ class JointEnvs(TensorDictEnv):
         check_name(type(self).__name__, name)
         return self.engine().call_on(None, value_of, name)
 
-    @final
     def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of every environment; return the results.
 
@@ -114,12 +107,10 @@ class JointEnvs(TensorDictEnv):
         check_name(type(self).__name__, name)
         return self.engine().call_on(None, call_method, name, args, kwargs)
 
-    @final
     def __getattr__(self, name: str) -> Any:
         """Return ``get_attr(name)``."""
         return self.get_attr(name)
 
-    @final
     def __getitem__(self, index: object) -> NoReturn:
         """Raise an error: environments are not selected by index."""
         raise TypeError(
