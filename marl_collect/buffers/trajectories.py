@@ -200,7 +200,7 @@ _FIRST = 1
 """First position of a frame. Position 0 has zeros, which pad short trajectories."""
 _FULL, _GROWTH = 1.5, 2
 """Size of the memory, relative to the frames in it: when a larger one is made, and of
-that one. With a third of it free, few frames are in the way of a new batch."""
+that one. With a third of it free, frames move seldom."""
 
 
 @final
@@ -208,8 +208,8 @@ class TrajectoryAssembler:
     """Joins the pieces of trajectories over batches until they are complete.
 
     All batches are in one memory, ``[positions, ...]`` per key, each after the one
-    before or at the beginning. Frames there that are still needed move. Complete
-    trajectories are gathered with one call per key.
+    before. When it is full, frames that are still needed move to its beginning.
+    Complete trajectories are gathered with one call per key.
 
     Batches of a trajectory that is longer than ``LONGEST`` raise a RuntimeError, unless
     the collector limits their length.
@@ -341,46 +341,28 @@ class TrajectoryAssembler:
             self._memory[key] = np.zeros((_FIRST, *values.shape[1:]), values.dtype)
 
     def _reserve(self, frames: int) -> int:
-        """Return the position at which ``frames`` further frames fit."""
-        present = self._open + self._complete
-        total = int(present.lengths.sum()) + frames
-        if _FIRST + _FULL * total > self._capacity:
-            self._capacity = _FIRST + _GROWTH * total
-            start, moved = _FIRST, np.ones(len(present), np.bool_)
-        else:
-            start, moved = self._range(present, self._end, frames)
-        positions = present[moved].positions()
-        for key, memory in self._memory.items():
-            values, target = memory.take(positions, 0), memory
-            if len(memory) < self._capacity:
-                target = np.empty((self._capacity, *memory.shape[1:]), memory.dtype)
-                target[:_FIRST] = 0
-                self._memory[key] = target
-            target[start : start + len(positions)] = values
-        lengths = present.lengths[moved]
-        present.starts[moved] = start + lengths.cumsum() - lengths
-        count = len(self._open)
-        self._open, self._complete = present[:count], present[count:]
-        self._end = start + len(positions) + frames
-        return start + len(positions)
+        """Return the position at which ``frames`` further frames fit.
 
-    def _range(
-        self, present: _Pieces, start: int, frames: int
-    ) -> tuple[int, NDArray[np.bool_]]:
-        """Return the first position of a range, and the pieces in it.
-
-        The range has room for ``frames`` frames and these pieces.
+        If they do not fit behind the others, these move to the beginning.
         """
-        moved = np.zeros(len(present), np.bool_)
-        while True:
-            end = start + frames + int(present.lengths[moved].sum())
-            if end > self._capacity:
-                return self._range(present, _FIRST, frames)
-            last = present.starts + present.lengths - 1
-            touched = (present.starts < end) & (last >= start)
-            if (touched == moved).all():
-                return start, moved
-            moved = touched
+        if self._end + frames > self._capacity:
+            present = self._open + self._complete
+            positions = present.positions()
+            if _FIRST + _FULL * (len(positions) + frames) > self._capacity:
+                self._capacity = _FIRST + _GROWTH * (len(positions) + frames)
+            self._end = _FIRST + len(positions)
+            for key, memory in self._memory.items():
+                values, target = memory.take(positions, 0), memory
+                if len(memory) < self._capacity:
+                    target = np.empty((self._capacity, *memory.shape[1:]), memory.dtype)
+                    target[:_FIRST] = 0
+                    self._memory[key] = target
+                target[_FIRST : self._end] = values
+            present.starts[...] = _FIRST + present.lengths.cumsum() - present.lengths
+            count = len(self._open)
+            self._open, self._complete = present[:count], present[count:]
+        start, self._end = self._end, self._end + frames
+        return start
 
     def _gather(self, positions: NDArray[np.int64]) -> TensorDictBase:
         """Return the frames at these positions, in the shape of ``positions``."""

@@ -11,7 +11,6 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from typing_extensions import override
 
 from marl_collect.distributed.relay import Bytes
 from marl_collect.processes.shared_memory import MemoryHandle
@@ -69,29 +68,26 @@ class RayVector(WeightVector):
         self._references: dict[int, Any] = {}
         self._slots = 0
 
-    @override
     def write(self, tensors: Sequence[torch.Tensor], used: Iterable[int]) -> int:
         """Store weights, and drop those in slots that are not used."""
         self._copy(tensors, self._staged_parts)
         return self._put(used)
 
-    @override
     def tensors(self, weights_slot: int) -> Sequence[torch.Tensor]:
+        """Return the weights in a slot."""
         stored = self._ray.get(self._references[weights_slot], timeout=FETCH_SECONDS)
         return self._layout.views(torch.from_numpy(np.array(stored)))
 
-    @override
     def handle(self, weights_slot: int) -> NodeVector:
         """Return a worker's vector, with the weights that are written there."""
         return NodeVector(self._layout, self._references[weights_slot])
 
-    @override
     def filled(self, call: Callable[..., Any], worker: int) -> int:
+        """Store a worker's own weights; return their slot."""
         vector = NodeVector(self._layout, into=self._staged.numpy())
         call("publish_weights", self._slots, vector, workers=[worker])
         return self._put(self._references)
 
-    @override
     def close(self) -> None:
         """Drop all weights from the store."""
         # Ray's locks may be held by threads that a fork of this process does not have.
