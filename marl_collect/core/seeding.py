@@ -18,7 +18,6 @@ Source:
     generators", 2014.
 """
 
-import ctypes
 import random
 from collections.abc import Mapping
 from enum import IntEnum
@@ -221,23 +220,6 @@ def global_generators() -> dict[str, Any]:
     key = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
     state = numpy | {"state": numpy["state"] | {"key": key}}
     return torch_generators() | {"numpy": state, "python": random.getstate()}
-
-
-def memory_of(generator: np.random.BitGenerator, nbytes: int) -> "ctypes.Array[Any]":
-    """Return the memory of a generator's state, valid as long as the generator.
-
-    Args:
-        generator: one of numpy's.
-        nbytes: size of the state of its kind.
-    """
-    pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype = ctypes.c_void_p
-    pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    # The first field of numpy's `bitgen_t` is the address of the state.
-    interface = pointer(generator.capsule, b"BitGenerator")
-    address = ctypes.c_void_p.from_address(interface).value
-    assert address is not None
-    return (ctypes.c_char * nbytes).from_address(address)
 
 
 def set_global_generators(states: Mapping[str, Any]) -> None:

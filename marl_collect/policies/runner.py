@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from marl_collect.core.description import EnvDescription, Row, bytes_of
 from marl_collect.core.random_actions import draw, samplers
-from marl_collect.core.seeding import Purpose, generator_for, memory_of
+from marl_collect.core.seeding import Purpose, generator_for
 from marl_collect.core.signature import PolicySignature
 from marl_collect.errors import PolicyError
 
@@ -151,14 +151,10 @@ class Generators:
         for stream, made in self._made.items():
             made[k] = self._new(seed, 0, stream)
             if stream in self._memory:
-                self._memory[stream][k] = self._memory_of(made[k])
+                self._memory[stream][k] = _memory_of(made[k])
 
     def _new(self, seed: int, environment: int, stream: int) -> np.random.Generator:
         return generator_for(seed, Purpose.NOISE, environment, stream, self._generation)
-
-    @staticmethod
-    def _memory_of(generator: np.random.Generator) -> "ctypes.Array[Any]":
-        return memory_of(generator.bit_generator, _STATE.itemsize)
 
     def mark(self) -> dict[int, bytes]:
         """Return copies of the generators' memory by stream, for ``states_of``.
@@ -167,7 +163,7 @@ class Generators:
         as drawing the noise of some frames.
         """
         for stream in self._made.keys() - self._memory.keys():
-            self._memory[stream] = [self._memory_of(g) for g in self._made[stream]]
+            self._memory[stream] = [_memory_of(g) for g in self._made[stream]]
         return {stream: b"".join(memory) for stream, memory in self._memory.items()}
 
     def load(self, states: Mapping[int, NDArray[np.int64]]) -> None:
@@ -202,6 +198,18 @@ _STATE = np.dtype(
     [("state", np.uint64, 4), ("has_uint32", np.int32), ("uinteger", np.uint32)]
 )
 """An SFC64 generator's state in memory."""
+
+
+def _memory_of(generator: np.random.Generator) -> "ctypes.Array[Any]":
+    """Return the memory of a generator's state, valid as long as the generator."""
+    pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype = ctypes.c_void_p
+    pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    # The first field of numpy's `bitgen_t` is the address of the state.
+    interface = pointer(generator.bit_generator.capsule, b"BitGenerator")
+    address = ctypes.c_void_p.from_address(interface).value
+    assert address is not None
+    return (ctypes.c_char * _STATE.itemsize).from_address(address)
 
 
 def states_of(mark: Mapping[int, bytes]) -> dict[int, NDArray[np.int64]]:
