@@ -39,6 +39,8 @@ class EnvBatch(abc.ABC):
     the policy can act for one part while the environments of another one step.
 
     Attributes:
+        description: groups and spaces of each environment.
+        size: number of environments.
         is_async: whether environments may still step when ``step_async`` returns. If
             not, ``step_wait`` does nothing, and the step loop omits the call.
         one_simulator: whether all environments are worlds of one simulator, which
@@ -50,21 +52,13 @@ class EnvBatch(abc.ABC):
             clears it for random actions, which it draws from the spaces.
     """
 
+    description: EnvDescription
+    size: int
     is_async = False
     one_simulator = False
     first = 0
     raised: int | None = None
     checks_actions = True
-
-    @property
-    @abc.abstractmethod
-    def description(self) -> EnvDescription:
-        """Groups and spaces of each environment."""
-
-    @property
-    @abc.abstractmethod
-    def size(self) -> int:
-        """Number of environments."""
 
     def allocate(self) -> "dict[Key, NDArray[np.generic]]":
         """Return memory for ``bind``, an array ``[size, ...]`` per key of the row.
@@ -160,16 +154,8 @@ class SimulatorBatch(EnvBatch):
     def __init__(self, env: Any) -> None:
         """Take ownership of ``env``, whose ``batch_size`` is ``(size,)``."""
         self._env = env
-
-    @property
-    def description(self) -> EnvDescription:
-        """Groups and spaces of each world."""
-        return self._env.description
-
-    @property
-    def size(self) -> int:
-        """Number of worlds."""
-        return self._env.batch_size[0]
+        self.description = env.description
+        self.size = env.batch_size[0]
 
     def bind(self, memory: Row) -> None:
         """Exchange all data through ``memory``, ``[K, ...]`` per key."""
@@ -207,17 +193,9 @@ class SerialBatch(EnvBatch):
             first: index of the first one, as the user counts them.
         """
         self._envs = list(envs)
+        self.description = envs[0].description
+        self.size = len(envs)
         self.first = first
-
-    @property
-    def description(self) -> EnvDescription:
-        """Groups and spaces of each environment."""
-        return self._envs[0].description
-
-    @property
-    def size(self) -> int:
-        """Number of environments."""
-        return len(self._envs)
 
     def bind(self, memory: Row) -> None:
         """Bind environment ``k`` to the rows ``memory[key][k]``."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from marl_collect.core.batch import EnvBatch, Function, Indices
-from marl_collect.core.description import EnvDescription, Key, Row
+from marl_collect.core.description import Key, Row
 from marl_collect.parallel_env.env_processes import EnvProcesses
 from marl_collect.parallel_env.joint import value_of
 from marl_collect.parallel_env.signals import EnvOperation
@@ -49,26 +49,18 @@ class ParallelBatch(EnvBatch):
         ]
         first, last = self._group_rows[groups[0]], self._group_rows[groups[-1]]
         self._rows = range(first.start, last.stop)
-
-    @property
-    def description(self) -> EnvDescription:
-        """Groups and spaces of each environment."""
-        return self._processes.description
-
-    @property
-    def size(self) -> int:
-        """Number of environments."""
-        return len(self._rows)
+        self.description = processes.description
+        self.size = len(self._rows)
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Process id of each process."""
-        return self._processes.pids
+        return self._processes.pool.pids
 
     @property
     def is_closed(self) -> bool:
         """Whether ``close`` has been called, or an error has closed the batch."""
-        return self._processes.is_closed
+        return self._processes.pool.closed
 
     def allocate(self) -> "dict[Key, NDArray[np.generic]]":
         """Return the memory that is shared with the processes."""

@@ -51,6 +51,7 @@ class EnvProcesses:
     """Processes with their environments, and their shared memory.
 
     Attributes:
+        pool: of the processes.
         rows: that each process steps; see ``spread_rows``.
         description: of the environments.
         arrays: the environments' memory, ``[N, ...]`` per key.
@@ -65,7 +66,7 @@ class EnvProcesses:
         self._segments: list[Segment] = []
         self._calls = 0
         self._check_seconds = min(_CHECK_SECONDS, (options.timeout or 1.0) / 10)
-        self._pool = WorkerPool(
+        self.pool = WorkerPool(
             worker.main,
             [self._assignment(p, factories, options) for p in range(processes)],
             name="marl-env",
@@ -75,24 +76,14 @@ class EnvProcesses:
             self.description = self._descriptions()
             self._share(size, spin_seconds(processes))
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process id of each process."""
-        return self._pool.pids
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the processes have been ended."""
-        return self._pool.closed
-
     def check_open(self) -> None:
         """Raise an error if the processes cannot be used; see ``WorkerPool``."""
-        if self._pool.closed and not cleanup.ends_with_the_process():
+        if self.pool.closed and not cleanup.ends_with_the_process():
             raise ClosedError(
                 "This ParallelEnv is closed: an error or close() has ended its "
                 "processes. Build a new one."
             )
-        self._pool.check_open()
+        self.pool.check_open()
 
     def wait(self, group: int) -> None:
         """Wait until a group has finished its latest command.
@@ -109,11 +100,11 @@ class EnvProcesses:
             while True:
                 failed = [p for p, fails in enumerate(signals.failed) if fails]
                 if failed:
-                    self._pool.receive(failed)  # Raises what the first of them raised.
-                self._pool.check()  # That all are alive, and none hangs.
+                    self.pool.receive(failed)  # Raises what the first of them raised.
+                self.pool.check()  # That all are alive, and none hangs.
                 if not nudged and time.monotonic() - start > _NUDGE_SECONDS:
                     nudged = True
-                    self._pool.broadcast(None, signals.pending(group))
+                    self.pool.broadcast(None, signals.pending(group))
                 if signals.sleep(group, self._check_seconds):
                     return
 
@@ -133,12 +124,12 @@ class EnvProcesses:
         self._calls += 1
         number, replies = self._calls, dict[int, Any]()
         with self._ending_on(Exception):
-            self._pool.send_each(
+            self.pool.send_each(
                 {k: Call(method, (number, *arguments[k])) for k in arguments}
             )
             self.signals.wake(arguments)
             while len(replies) < len(arguments):
-                process, (number_of_reply, reply) = self._pool.receive(
+                process, (number_of_reply, reply) = self.pool.receive(
                     arguments.keys() - replies.keys()
                 )
                 if number_of_reply == number:  # Else Ctrl-C ended the call.
@@ -152,15 +143,15 @@ class EnvProcesses:
 
     def _end(self, timeout: float) -> tuple[WorkerError, ...]:
         """Close, and return the errors that processes raised meanwhile."""
-        if self._pool.foreign:  # They belong to the process that started them.
+        if self.pool.foreign:  # They belong to the process that started them.
             return ()
         failures: tuple[WorkerError, ...] = ()
-        if not self._pool.closed:
-            for line in self._pool.status_board.lines:
+        if not self.pool.closed:
+            for line in self.pool.status_board.lines:
                 line.cells[STOP] = 1
             if hasattr(self, "signals"):
-                self.signals.wake(range(len(self._pool)))
-            failures = self._pool.close(timeout)
+                self.signals.wake(range(len(self.pool)))
+            failures = self.pool.close(timeout)
         for segment in self._segments:
             segment.close()
         return failures
@@ -184,7 +175,7 @@ class EnvProcesses:
 
     def _receive_all(self) -> list[Any]:
         """Return the next message of every process."""
-        return [self._pool.receive([p])[1] for p in range(len(self._pool))]
+        return [self.pool.receive([p])[1] for p in range(len(self.pool))]
 
     def _descriptions(self) -> EnvDescription:
         descriptions: list[EnvDescription] = self._receive_all()
@@ -197,12 +188,12 @@ class EnvProcesses:
         layout = Layout.plan(self.description.row(), (size, 1))
         memory = Segment.create(layout.nbytes, "The memory of ParallelEnv")
         self._segments.append(memory)
-        sizes = len(self._pool), len(self.rows), size
+        sizes = len(self.pool), len(self.rows), size
         flags = Segment.create(Signals.nbytes(*sizes), "ParallelEnv")
         self._segments.append(flags)
         self.signals = Signals(flags, sizes, spin, fresh=True)
         handles = (memory.handle, layout, flags.handle, sizes, spin)
-        self._pool.broadcast(Call("attach", handles))
+        self.pool.broadcast(Call("attach", handles))
         self._receive_all()
         arrays = layout.arrays(memory.buffer)
         self.arrays = {key: array[:, 0] for key, array in arrays.items()}

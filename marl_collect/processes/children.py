@@ -137,18 +137,10 @@ class SpawnedChild:
 
     def __init__(self, popen: subprocess.Popen[bytes], sentinel: int) -> None:
         self._popen = popen
-        self._sentinel = sentinel
-        self._owner = os.getpid()
-
-    @property
-    def pid(self) -> int:
-        """Process id; known after ``confirm``."""
-        return self._popen.pid
-
-    @property
-    def sentinel(self) -> int:
+        self.pid = popen.pid
+        self.sentinel = sentinel
         """A file descriptor that is readable once the process has ended."""
-        return self._sentinel
+        self._owner = os.getpid()
 
     def confirm(self, deadline: float) -> None:
         """Do nothing: it runs already."""
@@ -170,9 +162,9 @@ class SpawnedChild:
 
     def close(self) -> None:
         """Close our file descriptors; the process has ended or belongs to another."""
-        if self._sentinel >= 0:
-            os.close(self._sentinel)
-            self._sentinel = -1
+        if self.sentinel >= 0:
+            os.close(self.sentinel)
+            self.sentinel = -1
         if self._owner != os.getpid():
             self._popen.returncode = 0  # Not our child: suppresses the ResourceWarning.
 

@@ -88,7 +88,7 @@ class WorkerPool:
             is still importing starts workers (``import_guard``).
     """
 
-    _closed = True  # Until there is something to close.
+    closed = True  # Or being closed; until there is something to close.
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class WorkerPool:
             start_timeout,
             lambda worker: linux.is_stopped(handles[worker].pid),
         )
-        self._closed = False
+        self.closed = False
         cleanup.register(self)
         if cleanup.ends_with_the_process():
             self.close(0.0)  # Others were closed before this one was registered.
@@ -177,7 +177,7 @@ class WorkerPool:
 
     def _still_read(self, handles: Sequence[WorkerHandle]) -> list[WorkerHandle]:
         """Return those that may still read a message; one that hangs is killed."""
-        if self._closed:
+        if self.closed:
             return []
         sent = {handle.index: handle.sent for handle in handles}
         hung = self._watch.find(sent, self._timeout)
@@ -379,11 +379,6 @@ class WorkerPool:
         """Process id of each worker."""
         return tuple(handle.pid for handle in self._handles)
 
-    @property
-    def closed(self) -> bool:
-        """Whether the pool is closed, or being closed."""
-        return self._closed
-
     def __len__(self) -> int:
         return len(self._handles)
 
@@ -407,7 +402,7 @@ class WorkerPool:
                 exits. The thread ends silently.
         """
         refuse_in_forks(self._owner, "pool of workers")
-        if self._closed:
+        if self.closed:
             if cleanup.ends_with_the_process():
                 raise SystemExit
             raise ClosedError("the pool of workers is closed")
@@ -443,7 +438,7 @@ class WorkerPool:
             if self._closer != threading.get_ident():
                 self._all_ended.wait(timeout)
             return ()
-        self._closer, self._closed = threading.get_ident(), True
+        self._closer, self.closed = threading.get_ident(), True
         deadline = time.monotonic() + timeout
         handles = self._handles
         locked = False
@@ -474,6 +469,6 @@ class WorkerPool:
         self.close()
 
     def __del__(self) -> None:
-        if not self._closed:
+        if not self.closed:
             with contextlib.suppress(Exception):
                 self.close(timeout=2.0)

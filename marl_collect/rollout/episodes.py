@@ -170,6 +170,7 @@ class RunningEpisodes:
         levels: of the curriculum when each episode began, int64 ``[K]``.
         starts: first frame of each running episode in the current slot, int64 ``[K]``;
             0 if it began earlier.
+        started: whether every environment has an episode.
     """
 
     def __init__(self, description: EnvDescription, plan: Plan) -> None:
@@ -192,7 +193,7 @@ class RunningEpisodes:
             for name, group in description.groups.items()
         }
         self._actions = SlotActions(list(description.actions()), size)
-        self._begun = False
+        self.started = False
         # Of the current slot: the episodes that ended, and the state before it.
         self._ends: list[tuple[NDArray[np.int64], NDArray[np.int64], int]] = []
         self._before = self.state()
@@ -200,18 +201,13 @@ class RunningEpisodes:
         self._first_seed = np.zeros(size, np.int64)
 
     @property
-    def started(self) -> bool:
-        """Whether every environment has an episode."""
-        return self._begun
-
-    @property
     def longest(self) -> int | None:
         """Frames of the longest running episode; None if none has begun."""
-        return int(self._lengths.max()) if self._begun else None
+        return int(self._lengths.max()) if self.started else None
 
     def begin(self, rows: NDArray[np.int64], level: int) -> NDArray[np.int64]:
         """Start new episodes and return the seeds to reset with."""
-        self._begun = True
+        self.started = True
         self.levels[rows] = level
         self._numbers[rows] += 1
         self._lengths[rows] = 0
@@ -330,7 +326,7 @@ class RunningEpisodes:
             ``[K]``; ``returns``, float64 ``[K, n]`` by group.
         """
         return {
-            "begun": np.full(len(self._numbers), self._begun),
+            "begun": np.full(len(self._numbers), self.started),
             "episode": self._numbers.copy(),
             "length": self._lengths.copy(),
             "level": self.levels.copy(),
@@ -343,7 +339,7 @@ class RunningEpisodes:
 
     def load(self, state: Mapping[str, Any], actions: EpisodeActions) -> None:
         """Restore what ``state`` and ``mark`` returned."""
-        self._begun = bool(state["begun"].all())
+        self.started = bool(state["begun"].all())
         self._numbers[...] = state["episode"]
         self._lengths[...] = state["length"]
         self.levels[...] = state["level"]
