@@ -193,6 +193,8 @@ class WorkerWeights(Publisher):
         super().__init__(policy, workers)
         self._options = options
         self._factories = options.policy_factories(workers)
+        # Whether there is a list of factories, one per worker.
+        self._is_population = isinstance(options.policy_factory, Sequence)
         self._open_vector = open_vector
         self._last_read = last_read
         self._orders = 0
@@ -203,11 +205,6 @@ class WorkerWeights(Publisher):
             assert layout is not None
             self._share(layout)
             self._skeleton = split_module(module)
-
-    @property
-    def _is_population(self) -> bool:
-        """Whether there is a list of factories, one per worker."""
-        return isinstance(self._options.policy_factory, Sequence)
 
     # Starting
 

@@ -153,31 +153,31 @@ class SimulatorBatch(EnvBatch):
 
     def __init__(self, env: Any) -> None:
         """Take ownership of ``env``, whose ``batch_size`` is ``(size,)``."""
-        self._env = env
+        self.env = env
         self.description = env.description
         self.size = env.batch_size[0]
 
     def bind(self, memory: Row) -> None:
         """Exchange all data through ``memory``, ``[K, ...]`` per key."""
-        self._env.bind(memory)
+        self.env.bind(memory)
 
     def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
         """Begin an episode in each of ``indices``, in one call of the simulator."""
-        self._env.reset_worlds(indices, seeds)
+        self.env.reset_worlds(indices, seeds)
 
     @property
     def step_async(self) -> Callable[[], None]:
         """Step all worlds."""
-        return self._env.step_row
+        return self.env.step_row
 
     def call_on(self, indices: Indices, function: Function, *args: Any) -> list[Any]:
         """Return ``function(simulator, *args)``, as a list of one."""
         del indices
-        return [function(self._env, *args)]
+        return [function(self.env, *args)]
 
     def close(self) -> None:
         """Close the simulator."""
-        self._env.close()
+        self.env.close()
 
 
 @final

@@ -235,7 +235,13 @@ def with_arrays(env: BatchedEnv) -> Any:
 
 @final
 class WorldBatch(SimulatorBatch):
-    """Steps a ``BatchedEnv`` on the engine's memory, and applies the common rules."""
+    """Steps a ``BatchedEnv`` on the engine's memory, and applies the common rules.
+
+    Attributes:
+        env: the simulator.
+    """
+
+    env: BatchedEnv
 
     def __init__(self, env: BatchedEnv) -> None:
         """Take ownership of ``env``."""
@@ -248,12 +254,6 @@ class WorldBatch(SimulatorBatch):
         # Worlds that the simulator has reset itself, and their observations.
         self._renewed = np.zeros(env.worlds, np.bool_)
         self._first: Observations = {}
-
-    @property
-    def env(self) -> BatchedEnv:
-        """The simulator."""
-        env: BatchedEnv = self._env
-        return env
 
     def sums(self) -> dict[str, Array]:
         """Return the rewards of the running episodes so far, float64 ``[K, n]``.
@@ -296,8 +296,8 @@ class WorldBatch(SimulatorBatch):
         due = np.zeros(self.size, np.bool_)
         due[rows] = True
         renewed = due & self._renewed
-        renewed[list(self._env.with_new_task)] = False
-        self._env.with_new_task.difference_update(indices)
+        renewed[list(self.env.with_new_task)] = False
+        self.env.with_new_task.difference_update(indices)
         self._renewed[rows] = False
         if renewed.any():
             self._begin(self._first, renewed)

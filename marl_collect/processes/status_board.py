@@ -118,6 +118,8 @@ class StatusBoard:
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
+        self.handle = segment.handle
+        """Argument of ``attach`` in another process; can be pickled."""
         cells = memoryview(segment.buffer).cast("q")
         count = len(cells) // CELLS
         self.lines = tuple(
@@ -133,11 +135,6 @@ class StatusBoard:
     def attach(cls, handle: MemoryHandle) -> "StatusBoard":
         """Map a status board that another process created."""
         return cls(Segment.attach(handle))
-
-    @property
-    def handle(self) -> MemoryHandle:
-        """Argument of ``attach`` in another process; can be pickled."""
-        return self._segment.handle
 
     def close(self) -> None:
         """Release the memory; lines that are still referenced stay readable."""
