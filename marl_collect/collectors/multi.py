@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, final
 
-import torch
-
 from marl_collect.collectors.collector import CollectorBase
 from marl_collect.collectors.options import CollectorArguments, CollectorOptions
 from marl_collect.collectors.teams import Teams
@@ -102,8 +100,6 @@ def start_workers(
     )
     if not isinstance(options.frames_per_batch, int):
         options.frames_of(list(map(len, factories)))
-    if options.num_threads is not None:
-        torch.set_num_threads(options.num_threads)
     return Workers(factories, policy, options, first_seeds)
 
 

@@ -23,6 +23,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
+import torch
+
 from marl_collect.buffers.layout import Layout, batch_fields
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
@@ -92,6 +94,8 @@ class Workers:
         self._options = options
         self.level = options.level
         seed = draw_seed(options.seed)
+        if options.num_threads is not None:
+            torch.set_num_threads(options.num_threads)
         check_can_be_sent(policy, options)
         check_can_be_copied(policy)
         options.policy_factories(len(factories))  # Does a list of them fit?
@@ -345,10 +349,9 @@ class Workers:
         assignments = [member.assignment for member in self._members]
         return WorkerPool(main, assignments, **self._options.of_pool(*COLLECTOR_MODULES))
 
-    @property
-    def _open_vector(self) -> Callable[[WeightLayout], WeightVector]:
-        """Opens memory for weights that workers can read."""
-        return WeightVector
+    def _open_vector(self, layout: WeightLayout) -> WeightVector:
+        """Open memory for weights that workers can read."""
+        return WeightVector(layout)
 
     def _lost_with(self, worker: int) -> Sequence[int]:
         """Return a failed worker and those that were lost with it."""

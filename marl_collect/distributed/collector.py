@@ -1,10 +1,8 @@
 """``RayCollector``: collects on the nodes of a Ray cluster."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, final
 
-import torch
 from typing_extensions import override
 
 from marl_collect.collectors.collector import CollectorBase
@@ -51,8 +49,6 @@ class RayCollector(CollectorBase):
         options.configs(len(factories) // team)  # Does a list of them fit?
         if not isinstance(options.frames_per_batch, int):
             options.frames_of([1] * (len(factories) // team))  # Does the list fit?
-        if options.num_threads is not None:
-            torch.set_num_threads(options.num_threads)
         workers = RayWorkers(factories, policy, options)
         self._actors = workers.actors
         frames = options.frames_of_workers(workers.sizes)
@@ -82,10 +78,9 @@ class RayWorkers(Workers):
     def _start(self) -> RayPool:  # type: ignore[override]
         return RayPool(self._options, [member.assignment for member in self._members])
 
-    @property
     @override
-    def _open_vector(self) -> Callable[[WeightLayout], RayVector]:
-        return partial(RayVector, ray=self._pool.cluster.ray)
+    def _open_vector(self, layout: WeightLayout) -> RayVector:
+        return RayVector(layout, self._pool.cluster.ray)
 
     @override
     def _lost_with(self, worker: int) -> Sequence[int]:

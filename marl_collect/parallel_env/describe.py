@@ -1,7 +1,5 @@
 """Reads an environment's groups and spaces from a worker process."""
 
-from typing import Any
-
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.env import require_factory
 from marl_collect.core.factories import Factory, build
@@ -33,12 +31,8 @@ def describe(
     """
     require_factory(create_env_fn, "create_env_fn")
     checked = ProcessOptions(start_method=start_method, timeout=timeout)
-    options: Any = {
-        "start_method": checked.start_method,
-        "start_timeout": checked.timeout,
-        # The same fork server as collectors use, so that the next one starts quickly.
-        "preload": COLLECTOR_MODULES,
-    }
+    # The same fork server as collectors use, so that the next one starts quickly.
+    options = checked.of_pool(*COLLECTOR_MODULES) | {"start_timeout": checked.timeout}
     with WorkerPool(_main, [create_env_fn], **options) as pool:
         return pool.receive()[1]
 
