@@ -179,6 +179,7 @@ class TrainerPolicy:
 
         Raises:
             ValueError: if submodules are given in more than one way.
+            KeyError: if a submodule does not exist, or if tensors are missing.
         """
         if weights_dict is not None and model_id is not None:
             raise ValueError(
@@ -187,32 +188,21 @@ class TrainerPolicy:
             )
         if weights_dict is None and model_id is None:
             return self.tensors(source)
-        return self.merged(weights_dict or {model_id or _ALL: source})
-
-    def merged(self, weights: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Return the module's weights with those of some submodules replaced.
-
-        Args:
-            weights: by the submodule's path; None uses its current weights.
-
-        Raises:
-            KeyError: if a submodule does not exist, or if tensors are missing.
-        """
+        weights = weights_dict or {model_id or _ALL: source}
         if set(weights) == {_ALL} and self.submodule(_ALL) is self.module:
             return self.tensors(weights[_ALL])
         merged = self.tensors()
         # By identity, because a tied weight is named after another submodule.
         number = {id(tensor): index for index, tensor in enumerate(merged)}
-        for path, source in weights.items():
+        for path, given in weights.items():
             submodule = self.submodule(path)
-            if source is None:
+            if given is None:
                 continue
-            layout = WeightLayout.of(submodule)
-            tensors = layout.tensors_of(source, f"The weights for {path!r}", submodule)
-            for old, new in zip(
-                weight_tensors(submodule).values(), tensors, strict=True
-            ):
-                merged[number[id(old)]] = new
+            layout, what = WeightLayout.of(submodule), f"The weights for {path!r}"
+            new = layout.tensors_of(given, what, submodule)
+            old = weight_tensors(submodule).values()
+            for tensor, replacement in zip(old, new, strict=True):
+                merged[number[id(tensor)]] = replacement
         return merged
 
     def submodule(self, path: str) -> Any:

@@ -7,6 +7,7 @@ environments in other processes, and ``WorldBatch`` for a simulator of many worl
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, final
 
 from marl_collect.core.description import EnvDescription, Key, Row, allocate
@@ -135,7 +136,7 @@ class EnvBatch(abc.ABC):
         self, index: int, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Call a method of one environment, or of the simulator of all worlds."""
-        (value,) = self.call_on((index,), call_method, name, args, kwargs)
+        (value,) = self.call_on((index,), methodcaller(name, *args, **kwargs))
         return value
 
     @abc.abstractmethod
@@ -256,10 +257,3 @@ class SerialBatch(EnvBatch):
                 errors.append(error)
         if errors:
             raise errors[0]
-
-
-def call_method(
-    env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:
-    """Return the result of a method of an environment."""
-    return getattr(env, name)(*args, **kwargs)

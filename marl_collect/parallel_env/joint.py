@@ -1,9 +1,10 @@
 """The base class of SerialEnv and ParallelEnv: N environments that act as one."""
 
 from collections.abc import Sequence
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from marl_collect.core.batch import EnvBatch, call_method
+from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.env import TensorDictEnv
 from marl_collect.core.factories import Factory, Kwargs, spread
@@ -105,7 +106,7 @@ class JointEnvs(TensorDictEnv):
             Exception: what the method raised. The batch stays usable.
         """
         check_name(type(self).__name__, name)
-        return self.engine().call_on(None, call_method, name, args, kwargs)
+        return self.engine().call_on(None, methodcaller(name, *args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         """Return ``get_attr(name)``."""
