@@ -1,11 +1,9 @@
 """``Teams`` of workers, which fill the batches of collectors with workers."""
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
-
-import torch
 
 from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.slots import Slots
@@ -17,7 +15,6 @@ from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.publish import Publisher
 from marl_collect.collectors.workers import Workers
 from marl_collect.core.batch import consecutive
-from marl_collect.core.description import Key
 from marl_collect.errors import warn
 from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
 from marl_collect.processes.context import result
@@ -120,8 +117,7 @@ class Teams:
                 random = self._options.random_after(expected)
                 self._unfinished[0].next_command = self._command(0, random=random)
         team, batch = self._receive()
-        tensors = self._slots[team].hand_out(batch.slot)
-        filled = self._filled(tensors, self._teams[team], batch.replies, delivered)
+        filled = self._filled(team, batch, delivered)
         delivered += filled.frames
         if self._collects_ahead and not self._options.completed(delivered):
             # The workers collect their next batch while the user works with this one.
@@ -173,7 +169,7 @@ class Teams:
 
     def _collect(self, workers: Sequence[int], command: messages.Collect) -> None:
         """Let workers of a team fill their rows of a slot."""
-        slots = self._slots[workers[0] // len(self._teams[0])]
+        slots = self._slots[self._team_of(workers[0])]
         parts = {k: (self._rows[k], self._frames[k]) for k in workers}
         self._workers.attach(slots, command.slot, parts)
         self._workers.collect(workers, command)
@@ -189,7 +185,7 @@ class Teams:
             index, reply = workers.wait(
                 index for batch in self._unfinished.values() for index in batch.waiting
             )
-            team = index // len(self._teams[0])
+            team = self._team_of(index)
             batch = self._unfinished[team]
             batch.replies[index] = reply
             batch.waiting.remove(index)
@@ -222,12 +218,11 @@ class Teams:
 
         An unfinished batch is not delivered, so it is collected again from this state.
         """
-        before = [
-            (team in self._unfinished,)
-            for team, workers in enumerate(self._teams)
-            for _ in workers
-        ]
-        return self._workers.call_each("state", dict(enumerate(before)))
+        before = {
+            worker: (self._team_of(worker) in self._unfinished,)
+            for worker in range(len(self._workers))
+        }
+        return self._workers.call_each("state", before)
 
     def metrics(self) -> dict[str, Any]:
         """Return entries of ``stats()`` in addition to ``statistics``."""
@@ -267,21 +262,19 @@ class Teams:
         )
         return True
 
-    def _filled(
-        self,
-        tensors: Mapping[Key, torch.Tensor],
-        workers: Sequence[int],
-        replies: Mapping[int, messages.Collected],
-        delivered: int,
-    ) -> FilledSlot:
-        """Return a batch whose rows some workers have filled, one after the other."""
+    def _team_of(self, worker: int) -> int:
+        return worker // len(self._teams[0])
+
+    def _filled(self, team: int, batch: "_Batch", delivered: int) -> FilledSlot:
+        """Return a batch whose rows a team has filled, worker by worker."""
+        workers, replies = self._teams[team], batch.replies
         last = [
             (self._rows[index].start + rows, frame, observations)
             for index in workers
             for rows, frame, observations in replies[index].last
         ]
         return FilledSlot(
-            tensors,
+            self._slots[team].hand_out(batch.slot),
             ends=[replies[k].frames for k in workers for _ in self._rows[k]],
             episodes=EndedEpisodes.join([replies[k].episodes for k in workers]),
             sizes=[self.sizes[k] for k in workers],
