@@ -6,9 +6,8 @@ CPU, they may name the simulator's own.
 """
 
 import sys
+import traceback
 from collections import Counter
-from collections.abc import Iterator
-from types import FrameType
 from typing import Any, Self, final
 
 import torch
@@ -171,22 +170,16 @@ def _caller() -> tuple[str, tuple[str, str] | None]:
     """
     place: tuple[str, str] | None = None
     is_known = False
-    for frame in _frames():
+    here = sys._getframe()  # noqa: SLF001 - as inspect does
+    for frame, line in traceback.walk_stack(here):
         name = str(frame.f_globals.get("__name__", ""))
+        if name == __name__:
+            continue
         if not is_known and name.partition(".")[0] not in _LIBRARIES:
             is_known = True
             if not name.startswith("marl_collect.") or ".models." in name:
                 code = frame.f_code
-                place = f"{code.co_filename}:{frame.f_lineno}", code.co_name
+                place = f"{code.co_filename}:{line}", code.co_name
         if isinstance(frame.f_locals.get("self"), TensorDictEnv):
             return _SIMULATOR, place
     return _OTHERS, place
-
-
-def _frames() -> Iterator[FrameType]:
-    """Yield the frames outside of this module, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as inspect does
-    while frame is not None:
-        if frame.f_globals.get("__name__") != __name__:
-            yield frame
-        frame = frame.f_back

@@ -28,7 +28,7 @@ TensorDicts; see ``marl_collect.core.tensordict_api``.
 import abc
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
 from marl_collect.core.batch import EnvBatch, SerialBatch
 from marl_collect.core.closing import Closing
@@ -179,14 +179,11 @@ class TensorDictEnv(Closing):
             )
         return self
 
-    @property
-    def _inplace_update(self) -> bool:
-        """Raise an error: ``TransformedEnv`` of TorchRL sets this attribute first."""
+    def _refuse_transforms(self, _: object = None) -> NoReturn:
         raise missing_attribute(type(self).__name__, "transform")
 
-    @_inplace_update.setter
-    def _inplace_update(self, _: bool) -> None:
-        raise missing_attribute(type(self).__name__, "transform")
+    # ``TransformedEnv`` of TorchRL sets this attribute first.
+    _inplace_update = property(_refuse_transforms, _refuse_transforms)
 
     if not TYPE_CHECKING:  # It raises: editors shall report a name that is missing.
 

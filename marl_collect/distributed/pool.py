@@ -101,13 +101,9 @@ class Actor:
     lost: str | None = None
     looked: Any = None
     status: bytes = b""
-    earlier: list[int] = field(init=False)
+    earlier: dict[int, int] = field(default_factory=dict)
     silent: float = 0.0
     checked: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Begin with no steps."""
-        self.earlier = [0] * len(self.assignments)
 
     @property
     def workers(self) -> range:
@@ -125,7 +121,7 @@ class Actor:
         cells = memoryview(self.status or bytes(8 * CELLS * len(self.assignments)))
         line = Line(cells.cast("q")[worker * CELLS : (worker + 1) * CELLS])
         progress = line.read()
-        return replace(progress, steps=progress.steps + self.earlier[worker])
+        return replace(progress, steps=progress.steps + self.earlier.get(worker, 0))
 
 
 @final
@@ -559,7 +555,7 @@ class RayPool:
         """Note that an actor is lost, and kill what is left of it at once."""
         if actor.lost is None:
             team = range(len(actor.assignments))
-            actor.earlier = [actor.progress(local).steps for local in team]
+            actor.earlier = {local: actor.progress(local).steps for local in team}
             actor.lost, actor.status = why, b""
         self._kill(actor)
 

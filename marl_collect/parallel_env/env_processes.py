@@ -93,7 +93,7 @@ class EnvProcesses:
             WorkerError: a process died or hung. All are ended.
         """
         signals = self.signals
-        if not signals.awaited(group) or signals.sleep(group, self._check_seconds):
+        if not signals.awaited[group] or signals.sleep(group, self._check_seconds):
             return
         start, nudged = time.monotonic(), False
         with self._ending_on(Exception):

@@ -52,6 +52,7 @@ class Signals:
         chosen: uint8 ``[environments]``: whom a partial command means.
         seeds: int64 ``[environments]``: of episodes that are to begin.
         failed: uint8 ``[processes]``.
+        awaited: whether each group's latest command has yet to be waited for.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Signals:
         self.chosen = self._array(environments, "B")
         self.seeds = self._array(environments, "q")
         self._number = 0
-        self._awaited = [False for _ in groups]
+        self.awaited = [False for _ in groups]
 
     @staticmethod
     def nbytes(processes: int, groups: int, environments: int) -> int:
@@ -94,22 +95,18 @@ class Signals:
         """Send a command to some processes, for a group that is not ``awaited``."""
         commands, go = self._commands[group], self._go
         self._number = number = (self._number + 1) % _NUMBERS
-        self._awaited[group] = True
+        self.awaited[group] = True
         for p in processes:
             commands[p] = number << _BITS | operation
         for p in processes:
             go[p].post()
-
-    def awaited(self, group: int) -> bool:
-        """Return whether the group's latest command has not been waited for."""
-        return self._awaited[group]
 
     def sleep(self, group: int, seconds: float) -> bool:
         """Spin, then sleep, until a group posts; return whether it is done."""
         self._done[group].wait(seconds)
         if not self.done(group):
             return False
-        self._awaited[group] = False
+        self.awaited[group] = False
         return True
 
     def done(self, group: int) -> bool:

@@ -66,15 +66,15 @@ def test_a_command_wakes_only_its_processes() -> None:
 
 def test_a_command_is_awaited_until_it_was_waited_for() -> None:
     trainer, worker = both_ends()
-    assert not trainer.awaited(0)
+    assert not trainer.awaited[0]
     trainer.command(0, EnvOperation.STEP, [1])
-    assert trainer.awaited(0)
-    assert not trainer.awaited(1)
+    assert trainer.awaited[0]
+    assert not trainer.awaited[1]
     assert not trainer.sleep(0, 0.0)
-    assert trainer.awaited(0)
+    assert trainer.awaited[0]
     worker.finish(0, 1, pending(worker, 0, 1))
     assert trainer.sleep(0, SOON)
-    assert not trainer.awaited(0)
+    assert not trainer.awaited[0]
 
 
 def test_the_end_is_noticed_after_an_interrupted_wait() -> None:
