@@ -25,7 +25,7 @@ from marl_collect.buffers.frame_writer import LastObservation
 from marl_collect.core.factories import Factory
 from marl_collect.core.signature import PolicySignature
 from marl_collect.policies.choose import ActingOptions
-from marl_collect.rollout.episodes import Curriculum, EndedEpisodes
+from marl_collect.rollout.episodes import EndedEpisodes
 from marl_collect.weights.layout import WeightLayout
 from marl_collect.weights.sending import State
 from marl_collect.weights.skeleton import Skeleton
@@ -41,8 +41,6 @@ class Assignment:
         acting: how the policy acts.
         num_threads: number of torch threads.
         init_fn: called before anything is built.
-        curriculum: returns the task of each episode.
-        level: of the curriculum at the start.
     """
 
     factories: tuple[Factory, ...]
@@ -50,8 +48,6 @@ class Assignment:
     acting: ActingOptions
     num_threads: int
     init_fn: Callable[[], Any] | None
-    curriculum: Curriculum | None
-    level: int
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,13 @@ class OwnRollout:
         factory = options.policy_factory
         trust, parts = options.trust_policy, self._engine.parts()
         environments = options.environments_from(size)
-        plan = Plan(seed, environments, options.max_frames_per_traj)
+        plan = Plan(
+            seed,
+            environments,
+            options.max_frames_per_traj,
+            curriculum=options.curriculum,
+            level=options.level,
+        )
         module = None
         if policy is None and factory is not None:
             one = factory[0] if isinstance(factory, Sequence) else factory
@@ -220,8 +226,6 @@ class OwnRollout:
                 plan,
                 self._progress,
                 check_actions=acting.check_actions,
-                curriculum=options.curriculum,
-                level=options.level,
             )
             layout = layout_for(runners[0].signature)
             # What whole trajectories are made of is copied at once.

@@ -109,8 +109,6 @@ class RolloutWorker:
             plan,
             LineProgress(line, self.engine.size),
             check_actions=acting.check_actions,
-            curriculum=self._assignment.curriculum,
-            level=self._assignment.level,
         )
         share_imports()
         return runners[0].signature, self._policy.layout, self._rollout.explain()

@@ -99,7 +99,7 @@ class Workers:
         check_can_be_sent(policy, options)
         check_can_be_copied(policy)
         options.policy_factories(len(factories))  # Does a list of them fit?
-        self._members = [_Member(argument) for argument in _assign(factories, options)]
+        self._members = [_Member(a, options.level) for a in _assign(factories, options)]
         self._pool = self._start()
         self.weights: WorkerWeights = None  # type: ignore[assignment]
         # Batches that were finished while the worker was called.
@@ -387,6 +387,8 @@ class Workers:
                 numbers[part],
                 self._options.max_frames_per_traj,
                 given_seeds=tuple((given,) for given in seeds[part]),
+                curriculum=self._options.curriculum,
+                level=self._options.level,
             )
         warn_if_pinned(first, total)
         return first
@@ -573,7 +575,7 @@ class Workers:
     def _renew(self, worker: int) -> None:
         """Give a worker that was restarted its plan, its policy and its slots."""
         member, who = self._members[worker], f"worker {worker}"
-        member.owed, member.level = 1, member.assignment.level
+        member.owed, member.level = 1, self._options.level
         ((description, _),) = self._first_replies([worker])
         check_alike(self.description, description, who, "before")
         policy = self.weights.policy_for(worker)
@@ -601,6 +603,7 @@ class _Member:
 
     Attributes:
         assignment: the argument of its main function.
+        level: of the curriculum that it was told.
         plan: seed, environments and episodes; set when its environments are built.
         running: numbers of its running episodes.
         slots: the arguments of ``use_slot`` for the slots that it has mapped.
@@ -612,10 +615,10 @@ class _Member:
         failures: how often it was restarted since its last batch.
         explanation: how its policy runs.
         calls: that were made in its environments, by key.
-        level: of the curriculum that it was told.
     """
 
     assignment: messages.Assignment
+    level: int
     plan: Plan = field(init=False)
     running: tuple[int, ...] = ()
     slots: dict[int, tuple[Any, ...]] = field(default_factory=dict)
@@ -626,10 +629,6 @@ class _Member:
     failures: int = 0
     explanation: str = ""
     calls: dict[str, EnvCall] = field(default_factory=dict)
-    level: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.level = self.assignment.level
 
 
 def _assign(
@@ -645,8 +644,6 @@ def _assign(
             acting=options.acting(device),
             num_threads=options.num_sub_threads,
             init_fn=options.init_fn,
-            curriculum=options.curriculum,
-            level=options.level,
         )
         for of_worker, rows, device in zip(factories, all_rows, devices, strict=True)
     ]

@@ -18,7 +18,6 @@ from marl_collect.policies.runner import PolicyRunner
 from marl_collect.rollout.env_calls import EnvCall, Outcome, joined_calls, part_of
 from marl_collect.rollout.episodes import (
     Arrays,
-    Curriculum,
     EndedEpisodes,
     Plan,
     join_trees,
@@ -35,8 +34,6 @@ def make_rollout(
     progress: ProgressReporter | None = None,
     *,
     check_actions: bool = False,
-    curriculum: Curriculum | None = None,
-    level: int = 0,
 ) -> "Rollout | AlternatingRollout":
     """Return a ``Rollout`` of one part, or an ``AlternatingRollout`` of several.
 
@@ -50,15 +47,7 @@ def make_rollout(
     for part, policy in zip(parts, policies, strict=True):
         part_plan = _part_of(plan, slice(first, first + part.size))
         rollouts.append(
-            Rollout(
-                part,
-                policy,
-                part_plan,
-                progress,
-                check_actions=check_actions,
-                curriculum=curriculum,
-                level=level,
-            )
+            Rollout(part, policy, part_plan, progress, check_actions=check_actions)
         )
         who = f"environments {part_plan.environments}"
         check_same_signature(policies[0].signature, policy.signature, who)

@@ -5,7 +5,7 @@ exactly, by replaying them from the episode's seed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final, overload
 
 import numpy as np
@@ -59,6 +59,8 @@ class Plan:
         given_seeds: seeds of each environment's first episodes, which replace the
             derived ones. The noise of these episodes is derived from their seeds, and
             the rollout ends when all of them have, unless it replaces a lost one.
+        curriculum: returns the task of each episode, if there are tasks.
+        level: of the curriculum at the start.
     """
 
     seed: int
@@ -67,13 +69,16 @@ class Plan:
     episodes: tuple[int, ...] = ()
     generation: int = 0
     given_seeds: tuple[tuple[int, ...], ...] = ()
+    curriculum: Curriculum | None = None
+    level: int = 0
 
     def with_seed(
         self, seed: int, given_seeds: tuple[tuple[int, ...], ...] = ()
     ) -> "Plan":
         """Return a plan of first episodes, as if no worker had ever been replaced."""
-        limit = self.max_frames_per_traj
-        return Plan(seed, self.environments, limit, given_seeds=given_seeds)
+        return replace(
+            self, seed=seed, episodes=(), generation=0, given_seeds=given_seeds
+        )
 
 
 @final

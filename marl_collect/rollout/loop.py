@@ -39,7 +39,6 @@ from marl_collect.rollout.env_calls import (
 )
 from marl_collect.rollout.episodes import (
     Arrays,
-    Curriculum,
     EndedEpisodes,
     Plan,
     RunningEpisodes,
@@ -62,8 +61,6 @@ class Rollout:
         progress: ProgressReporter | None = None,
         *,
         check_actions: bool = False,
-        curriculum: Curriculum | None = None,
-        level: int = 0,
     ) -> None:
         """Bind environments and policy to memory of their own, ``[K, ...]``.
 
@@ -77,8 +74,6 @@ class Rollout:
             progress: receives what this rollout is doing.
             check_actions: whether to check the policy's actions before the environments
                 execute them. Random actions are always valid.
-            curriculum: returns the task of each episode.
-            level: of the curriculum.
         """
         self._engine = engine
         engine.first = plan.environments.start
@@ -90,7 +85,7 @@ class Rollout:
         self._episodes = RunningEpisodes(self._description, plan)
         self._generators = Generators(plan.seed, plan.environments, plan.generation)
         self._calls = CallLog()
-        self._curriculum, self._level = curriculum, level
+        self._level = plan.level
         self._reset_seconds = 0.0
         # Seeds of environments that are reset already; -1 for others.
         self._early_seeds: NDArray[np.int64] | None = None
@@ -475,7 +470,7 @@ class Rollout:
 
     def _get_ready(self) -> None:
         """Show the policy observations, if it needs any, and environments a task."""
-        if self._policy.must_observe or self._curriculum is not None:
+        if self._policy.must_observe or self.plan.curriculum is not None:
             self._reset_early()  # Raises an error if they take no tasks.
         if self._policy.must_observe:
             self._policy.probe(self._memory)
@@ -494,9 +489,10 @@ class Rollout:
         self, indices: Sequence[int], seeds: Sequence[int], *, early: bool = False
     ) -> None:
         """Begin episodes, whose numbers and levels are known unless it is ``early``."""
-        environments, engine = self._episodes.plan.environments, self._engine
+        environments, engine = self.plan.environments, self._engine
         start = time.perf_counter()
-        if self._curriculum is not None:
+        curriculum = self.plan.curriculum
+        if curriculum is not None:
             rows = np.array(indices, np.int64)
             levels = self._episodes.levels[rows]
             if early:
@@ -506,7 +502,7 @@ class Rollout:
                 indices, seeds, numbers.tolist(), levels.tolist(), strict=True
             ):
                 self._progress.resetting(environments[k])
-                set_task(engine, k, self._curriculum, *task_of)
+                set_task(engine, k, curriculum, *task_of)
         if engine.is_async or engine.one_simulator:  # It resets them together.
             self._progress.resetting(environments[indices[0]])
             engine.reset(indices, seeds)
