@@ -9,7 +9,7 @@ from marl_collect.collectors.options import CollectorArguments, CollectorOptions
 from marl_collect.collectors.teams import Teams
 from marl_collect.collectors.trainer_policy import chosen_policy
 from marl_collect.collectors.workers import Workers
-from marl_collect.core.factories import Factory, spread
+from marl_collect.core.factories import Factory
 from marl_collect.options import Option, function, method, refuse, values
 
 
@@ -92,12 +92,7 @@ def start_workers(
 ) -> Workers:
     """Check the arguments and start the workers; see ``Workers``."""
     policy = chosen_policy(policy, options)
-    factories = spread(
-        create_env_fn,
-        options.num_workers,
-        options.envs_per_worker,
-        options.create_env_kwargs,
-    )
+    factories = options.factories(create_env_fn)
     if not isinstance(options.frames_per_batch, int):
         options.frames_of(list(map(len, factories)))
     return Workers(factories, policy, options, first_seeds)

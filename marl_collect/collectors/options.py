@@ -16,7 +16,7 @@ from marl_collect.buffers import layout
 from marl_collect.buffers.trajectories import LONGEST, TrajFormat
 from marl_collect.core.description import Key
 from marl_collect.core.device_check import usable_device
-from marl_collect.core.factories import Factory, check_function
+from marl_collect.core.factories import Factory, check_function, spread
 from marl_collect.core.ranks import Ranks
 from marl_collect.core.seeding import LARGEST_SEED
 from marl_collect.options import Option, RejectedKeyword, one_for_each, only
@@ -288,6 +288,18 @@ class WorkerOptions(ProcessOptions):
         """Check every value, and those that go together."""
         super().__post_init__()
         _check_workers(self)
+
+    def factories(
+        self, create_env_fn: Factory | Sequence[Factory], workers: int | None = None
+    ) -> list[list[Factory]]:
+        """Return the factories of each worker's environments; see ``spread``.
+
+        Args:
+            create_env_fn: a factory or a list of them.
+            workers: their number; None for ``num_workers``.
+        """
+        number, kwargs = workers or self.num_workers, self.create_env_kwargs
+        return spread(create_env_fn, number, self.envs_per_worker, kwargs)
 
     def policy_factories(self, workers: int) -> list[Callable[[], Any] | None]:
         """Return the policy factory of each worker, None for the trainer's policy.

@@ -257,12 +257,9 @@ class WorkerWeights(Publisher):
         # those of worker 0.
         sources = range(self.workers if self._is_population else 1)
         vector = self._vector = self._open_vector(layout)
-        initial = [Published(vector.filled(call, worker)) for worker in sources]
-        initial += initial[-1:] * (self.workers - len(initial))
-        self._readers = [_Reader(published) for published in initial]
-        for worker in sources:
-            self._readers[worker].ordered = initial[worker]
-            self._readers[worker].attached = {initial[worker].weights_slot}
+        own = [Published(vector.filled(call, worker)) for worker in sources]
+        self._readers = [_Reader(p, p, attached={p.weights_slot}) for p in own]
+        self._readers += [_Reader(own[0]) for _ in range(self.workers - len(own))]
 
     def _share(self, layout: WeightLayout) -> None:
         """Publish the trainer's weights for the first time."""

@@ -31,7 +31,7 @@ from marl_collect.collectors.trainer_policy import (
     chosen_policy,
     warn_if_uncopyable,
 )
-from marl_collect.core.factories import build, spread, warn_if_pinned
+from marl_collect.core.factories import build, warn_if_pinned
 from marl_collect.core.gradients import without_gradients
 from marl_collect.core.random_actions import is_random
 from marl_collect.core.seeding import (
@@ -147,12 +147,7 @@ class OwnRollout:
                 "A Collector acts with one policy, but policy_device names "
                 f"{sorted(map(str, devices))}: pass a single device."
             )
-        workers = spread(
-            parsed.create_env_fn,
-            parsed.num_workers,
-            parsed.envs_per_worker,
-            parsed.create_env_kwargs,
-        )
+        workers = parsed.factories(parsed.create_env_fn)
         if parsed.num_threads is not None:
             torch.set_num_threads(parsed.num_threads)
         if parsed.init_fn is not None:

@@ -9,7 +9,7 @@ from marl_collect.collectors.collector import CollectorBase
 from marl_collect.collectors.teams import Teams
 from marl_collect.collectors.trainer_policy import chosen_policy
 from marl_collect.collectors.workers import Workers
-from marl_collect.core.factories import Factory, spread
+from marl_collect.core.factories import Factory
 from marl_collect.distributed.pool import STARTS, Actor, RayPool
 from marl_collect.distributed.ray_options import RayOptions
 from marl_collect.distributed.vectors import RayVector
@@ -123,10 +123,4 @@ def deal(options: RayOptions) -> list[list[Factory]]:
             actors = max(1, len(create_env_fn) // team)
         if len(create_env_fn) == actors:
             create_env_fn = [factory for factory in create_env_fn for _ in range(team)]
-    actors = actors or 1
-    return spread(
-        create_env_fn,
-        actors * team,
-        options.envs_per_worker,
-        options.create_env_kwargs,
-    )
+    return options.factories(create_env_fn, (actors or 1) * team)
