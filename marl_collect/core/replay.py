@@ -7,7 +7,7 @@ repeat.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -70,35 +70,18 @@ def frames_of(
     return frames + (firsts - before).repeat(lengths)
 
 
-@final
-@dataclass(frozen=True)
-class RecordedEpisodes:
-    """The data from which m running episodes are replayed.
-
-    Attributes:
-        rows: indices of their environments, int64 ``[m]``.
-        seeds: seeds of their resets, int64 ``[m]``.
-        actions: taken since the resets, none of them discarded.
-        frame: observations, masks and flags after the last actions, ``[m, ...]`` by key
-            of ``EnvDescription.observed()``.
-    """
-
-    rows: NDArray[np.int64]
-    seeds: NDArray[np.int64]
-    actions: EpisodeActions
-    frame: Mapping[Key, NDArray[Any]] = field(default_factory=dict)
-
-
 def replay(
     engine: EnvBatch,
     memory: Row,
-    episodes: RecordedEpisodes,
+    actions: EpisodeActions,
+    seeds: NDArray[np.int64],
+    frame: Mapping[Key, NDArray[Any]],
     *,
     reset: Callable[[Sequence[int], Sequence[int]], None] | None = None,
     stepping: Callable[[], None] = lambda: None,
     calling: Callable[[int], None] = lambda _: None,
-) -> list[int]:
-    """Replay the episodes of several environments at the same time.
+) -> NDArray[np.int64]:
+    """Replay the running episodes of K environments at the same time.
 
     All replays end with the same step, so a shorter one begins later. Worlds of one
     simulator step from the beginning: until its replay begins, a world plays other
@@ -106,27 +89,32 @@ def replay(
 
     Args:
         engine: the environments.
-        memory: memory that they are bound to, ``[size, ...]`` per key.
-        episodes: of any of the environments.
+        memory: memory that they are bound to, ``[K, ...]`` per key.
+        actions: of each episode, since its reset.
+        seeds: of the resets, int64 ``[K]``.
+        frame: observations, masks and flags after the last actions, ``[K, ...]`` by key
+            of ``EnvDescription.observed()``.
         reset: resets environments, by their indices and seeds; None for the engine's.
         stepping: called before each step.
         calling: called with the number of steps that are left, after the resets.
 
     Returns:
-        The environments whose replay did not end at the recorded frame. Their state is
-        undefined, and they need a reset.
+        The environments whose actions were discarded, or whose replay did not end at
+        the recorded frame. Their state is undefined, and they need a reset.
     """
-    if not len(episodes.rows):
-        return []
+    rows = np.flatnonzero(actions.lengths >= 0)
+    elsewhere = np.ones(engine.size, np.bool_)
+    if not len(rows):
+        return np.flatnonzero(elsewhere)
     engine.checks_actions = True
-    playing = _Replay(engine, memory, episodes, reset or engine.reset)
+    playing = _Replay(engine, memory, actions, seeds, reset or engine.reset)
     try:
-        for frame in range(playing.length):
-            playing.begin(frame)
-            calling(playing.length - frame)
-            if playing.act(frame):
+        for number in range(playing.length):
+            playing.begin(number)
+            calling(playing.length - number)
+            if playing.act(number):
                 stepping()
-                playing.step(frame)
+                playing.step(number)
         playing.begin(playing.length)
         calling(0)
     except Exception as error:
@@ -135,8 +123,8 @@ def replay(
             f"and actions. {_ADVICE}"
         )
         raise
-    elsewhere = playing.over | ~_arrived(memory, episodes)
-    return episodes.rows[elsewhere].tolist()
+    elsewhere[rows] = playing.over | ~_arrived(memory, frame, rows)
+    return np.flatnonzero(elsewhere)
 
 
 @final
@@ -152,20 +140,20 @@ class _Replay:
         self,
         engine: EnvBatch,
         memory: Row,
-        episodes: RecordedEpisodes,
+        actions: EpisodeActions,
+        seeds: NDArray[np.int64],
         reset: Callable[[Sequence[int], Sequence[int]], None],
     ) -> None:
         self._engine, self._memory, self._reset = engine, memory, reset
-        self._episodes = episodes
-        lengths = episodes.actions.lengths
+        self._actions, self._seeds = actions.arrays, seeds
+        self._rows = np.flatnonzero(actions.lengths >= 0)
+        lengths = actions.lengths[self._rows]
         self.length = int(lengths.max())
         self._starts = self.length - lengths
         # An action's position, less the number of its step.
-        self._offsets = episodes.actions.firsts - self._starts
+        self._offsets = actions.firsts[self._rows] - self._starts
         self.over = np.zeros(len(lengths), np.bool_)
         self._going = self.over.copy()
-        self._seeds = np.zeros(engine.size, np.int64)
-        self._seeds[episodes.rows] = episodes.seeds
         # Environments that begin an episode before the next step.
         self._begins = np.full(engine.size, engine.one_simulator)
         self._masked: list[Any] = []
@@ -190,7 +178,7 @@ class _Replay:
         Worlds that ended and are not being replayed begin other episodes.
         """
         due = self._starts == frame
-        self._begins[self._episodes.rows[due]] = True
+        self._begins[self._rows[due]] = True
         (rows,) = self._begins.nonzero()
         if len(rows):
             self._reset(rows.tolist(), self._seeds[rows].tolist())
@@ -201,15 +189,15 @@ class _Replay:
         """Write the actions of step ``frame``; return whether to make the step."""
         for sampler, noise, mask in self._masked:
             self._memory[sampler.key][...] = sampler.actions(noise, mask)
-        rows = self._episodes.rows[self._going]
+        rows = self._rows[self._going]
         positions = self._offsets[self._going] + frame
-        for key, taken in self._episodes.actions.arrays.items():
+        for key, taken in self._actions.items():
             self._memory[key][rows] = taken.take(positions, 0)
         return self._engine.one_simulator or bool(len(rows))
 
     def step(self, frame: int) -> None:
         """Step, and note episodes that end too early."""
-        rows = self._episodes.rows
+        rows = self._rows
         if self._engine.one_simulator:
             self._engine.step()
         else:
@@ -224,12 +212,13 @@ class _Replay:
             self._begins[rows[self._going]] = False
 
 
-def _arrived(memory: Row, episodes: RecordedEpisodes) -> NDArray[np.bool_]:
+def _arrived(
+    memory: Row, frame: Mapping[Key, NDArray[Any]], rows: NDArray[np.int64]
+) -> NDArray[np.bool_]:
     """Return whose observations equal the recorded ones, bool ``[m]``."""
-    rows = episodes.rows
     arrived = np.ones(len(rows), np.bool_)
-    for key, expected in episodes.frame.items():
-        value = memory[key][rows]
+    for key, recorded in frame.items():
+        value, expected = memory[key][rows], recorded[rows]
         if value.shape != expected.shape:
             return np.zeros(len(rows), np.bool_)
         equal = value == expected

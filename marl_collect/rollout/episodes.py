@@ -13,11 +13,7 @@ from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import LEVEL, STEP_COUNT, TRAJ_IDS
 from marl_collect.core.description import EnvDescription, Key
-from marl_collect.core.replay import (
-    EpisodeActions,
-    RecordedEpisodes,
-    SlotActions,
-)
+from marl_collect.core.replay import EpisodeActions, SlotActions
 from marl_collect.core.seeding import episode_seeds
 from marl_collect.core.signature import POLICY_ID
 
@@ -245,9 +241,9 @@ class RunningEpisodes:
             return rows[:0]
         return rows[self._numbers[rows] < self._given_counts[rows]]
 
-    def seed(self, k: int) -> int:
-        """Return the seed of environment k's running episode."""
-        return int(self._seeds_of(np.array([k]), self._numbers[k : k + 1])[0])
+    def seeds(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the seeds of the running episodes of ``rows``."""
+        return self._seeds_of(rows, self._numbers[rows])
 
     def numbers_for_tasks(
         self, rows: NDArray[np.int64], ahead: int
@@ -351,21 +347,6 @@ class RunningEpisodes:
         for name, values in state["returns"].items():
             self._returns[name][...] = values
         self._actions.load(actions)
-
-    def recorded(self, actions: EpisodeActions, frame: Arrays) -> RecordedEpisodes:
-        """Return the running episodes whose actions were not discarded.
-
-        Args:
-            actions: that were loaded.
-            frame: the last observations, ``[K, ...]`` per key.
-        """
-        (rows,) = (actions.lengths >= 0).nonzero()
-        return RecordedEpisodes(
-            rows,
-            self._seeds_of(rows, self._numbers[rows]),
-            actions if len(rows) == len(actions.lengths) else actions.take(rows),
-            {key: array[rows] for key, array in frame.items()},
-        )
 
     def _stamp(self, slot: Arrays, ended: "Joined", end: int) -> None:
         """Write trajectory ids and counts of frames."""

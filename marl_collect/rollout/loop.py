@@ -420,15 +420,16 @@ class Rollout:
         calls: Sequence[tuple[EnvCall, int | None]],
     ) -> None:
         """Replay the running episodes of a state; begin new ones if that fails."""
-        known = self._episodes.recorded(actions, state["environments"]["frame"])
-        longest = max(known.actions.lengths, default=-1)
+        longest = max(actions.lengths)
         self._early_seeds = None
         before = (c for c, age in calls if age is None or age > longest)
         make_again(self._engine, before)
         elsewhere = replay(
             self._engine,
             self._memory,
-            known,
+            actions,
+            self._episodes.seeds(np.arange(self._engine.size)),
+            state["environments"]["frame"],
             reset=self._reset,
             stepping=self._progress.replaying,
             calling=lambda left: make_again(
@@ -442,16 +443,15 @@ class Rollout:
         if self._is_init is not None:
             self._is_init[...] = state["is_init"]
         self._policy.assign(state.get("assigned"))
-        again = np.ones(self._engine.size, np.bool_)
-        again[known.rows] = False
-        again[elsewhere] = True
-        if again.any():
-            self._begin(np.flatnonzero(again))
+        if len(elsewhere):
+            self._begin(elsewhere)
 
     def _begin(self, rows: NDArray[np.int64]) -> None:
         seeds = self._episodes.begin(rows, self._level)
-        for k in self._episodes.with_given_seeds(rows).tolist():
-            self._generators.restart(k, self._episodes.seed(k))
+        if len(given := self._episodes.with_given_seeds(rows)):
+            of_given = self._episodes.seeds(given).tolist()
+            for k, seed in zip(given.tolist(), of_given, strict=True):
+                self._generators.restart(k, seed)
         if self._chooses:
             pairs = zip(rows.tolist(), seeds.tolist(), strict=True)
             self._policy.begin_episodes(dict(pairs))

@@ -20,7 +20,6 @@ from marl_collect.core.flags import Flags
 from marl_collect.core.replay import (
     MOST_BYTES,
     EpisodeActions,
-    RecordedEpisodes,
     replay,
 )
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
@@ -81,17 +80,16 @@ def test_replay_restores_the_frame_of_each_environment() -> None:
             engine.step_some(indices)
         observed = list(engine.description.observed())
         expected = {key: memory[key].copy() for key in observed}
-        rows = np.array([2, 0, 1])
-        # Three steps of environment 2, two of environment 0, and one of environment 1.
-        steps = np.array([3, 2, 1, 3, 2, 3]) / 4
+        # Two steps of environment 0, one of environment 1, and three of environment 2.
+        steps = np.array([3, 2, 3, 3, 2, 1]) / 4
         arrays = {
             key: np.array([np.full_like(memory[key][0], step) for step in steps])
             for key in keys
         }
-        actions = EpisodeActions(np.array([3, 2, 1]), arrays)
-        episodes = RecordedEpisodes(rows, 4 + rows, actions)
+        actions = EpisodeActions(np.array([2, 1, 3]), arrays)
         engine.reset(range(3), [0, 0, 0])
-        replay(engine, memory, episodes)
+        elsewhere = replay(engine, memory, actions, np.array([4, 5, 6]), expected)
+        assert not len(elsewhere)
         for key in observed:
             assert (memory[key] == expected[key]).all(), key
 
@@ -104,11 +102,10 @@ def cut_short(length: Any) -> Any:
     return engine, memory
 
 
-def recorded(actions: Any, frame: Any) -> RecordedEpisodes:
+def recorded(actions: Any, frame: Any) -> Any:
     """Return the record of the only environment's episode, whose seed is 4."""
     lengths = np.array([len(next(iter(actions.values())))])
-    rows, seeds = np.array([0]), np.array([4])
-    return RecordedEpisodes(rows, seeds, EpisodeActions(lengths, actions), frame)
+    return EpisodeActions(lengths, actions), np.array([4]), frame
 
 
 @pytest.mark.parametrize("length", [2, 5])
@@ -120,9 +117,9 @@ def test_replay_stops_if_an_episode_ends_before_the_record(length: int) -> None:
     frame = {key: memory[key].copy() for key in engine.description.observed()}
     keys = engine.description.actions()
     episode = recorded({key: memory[key].repeat(5, 0) for key in keys}, frame)
-    assert replay(engine, memory, episode) == []
+    assert replay(engine, memory, *episode).tolist() == []
     other, elsewhere = cut_short(length)
-    assert replay(other, elsewhere, episode) == [0]
+    assert replay(other, elsewhere, *episode).tolist() == [0]
     assert elsewhere["done",][0, 0]
 
 
@@ -149,7 +146,7 @@ def test_a_replay_that_ends_in_nan_has_arrived_if_the_record_has_it(
     expected["a", "observation"].fill(then)
     actions = {("a", "action"): np.zeros((2, 1, 1), np.float32)}
     episode = recorded(actions, expected)
-    assert replay(engine, memory, episode) == ([] if arrives else [0])
+    assert replay(engine, memory, *episode).tolist() == ([] if arrives else [0])
 
 
 def test_an_error_during_replay_names_a_possible_cause() -> None:
@@ -158,7 +155,7 @@ def test_an_error_during_replay_names_a_possible_cause() -> None:
     engine.step_some = lambda indices: 1 / 0
     episode = recorded({key: memory[key] for key in memory if "action" in key}, {})
     with pytest.raises(ZeroDivisionError) as excinfo:
-        replay(engine, memory, episode)
+        replay(engine, memory, *episode)
     assert "repeats=False" in excinfo.value.__notes__[0]
 
 
