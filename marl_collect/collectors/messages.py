@@ -56,11 +56,13 @@ class SkeletonPolicy:
 
     Attributes:
         skeleton: the module without its weights.
-        handle: of the weights' memory.
+        layout: of the weights.
+        handle: of their memory.
         weights_slot: of the initial weights.
     """
 
     skeleton: Skeleton
+    layout: WeightLayout
     handle: Any
     weights_slot: int
 

@@ -216,13 +216,14 @@ class WorkerWeights(Publisher):
             trust = self._options.trust_policy
             follows = self.policy.structure
             return messages.FactoryPolicy(factory, number, trust, follows)
-        module = self.policy.module
-        if module is None or not self._readers:
+        module, layout = self.policy.module, self.policy.layout
+        if module is None or layout is None or not self._readers:
             return module
         newest = self._readers[index].newest
         self._readers[index] = _Reader(newest, newest, attached={newest.weights_slot})
         handle = self._vector.handle(newest.weights_slot)
-        return messages.SkeletonPolicy(self._skeleton, handle, newest.weights_slot)
+        slot = newest.weights_slot
+        return messages.SkeletonPolicy(self._skeleton, layout, handle, slot)
 
     def share(self, layouts: Sequence[WeightLayout | None], call: CallWorkers) -> None:
         """Publish the weights of policies that workers have built.

@@ -50,7 +50,7 @@ class WorkerPolicy:
             self._build(policy, parts, plan)
 
     def _assemble(self, policy: messages.SkeletonPolicy) -> None:
-        views = self._open_vector(policy.handle.layout)
+        views = self._open_vector(policy.layout)
         self._reader.attach(policy.weights_slot, policy.handle)
         # Before the first call: zero weights would hide differences between paths.
         self._reader.pull(policy.weights_slot)

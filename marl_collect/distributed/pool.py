@@ -52,6 +52,9 @@ from marl_collect.processes.status_board import CELLS, Line, WorkerProgress
 _LOOK_SECONDS: Final = 1.0
 """Between two questions whether an actor still answers."""
 
+_ONLY: Final = 0
+"""Weights slot of every worker: it has one vector, and is idle while that is written."""
+
 STARTS: Final = 3
 """How often an actor is started at most: Ray may choose a node that has just died."""
 
@@ -204,11 +207,10 @@ class RayPool:
             plan, policy = arguments
             if isinstance(policy, messages.SkeletonPolicy):
                 vector = self._placed(actor, local, policy.handle)
-                arguments = (plan, replace(policy, handle=_bare(vector)))
+                arguments = (plan, replace(policy, **_placement(vector)))
         elif message.method == "publish_weights":
-            weights_slot, unplaced = arguments
-            vector, fills = self._placed(actor, local, unplaced), WEIGHTS
-            arguments = (weights_slot, _bare(vector))
+            vector, fills = self._placed(actor, local, arguments[1]), WEIGHTS
+            arguments = (_ONLY, vector.memory)
         elif message.method == "collect":
             command, weights = arguments
             fills = command.slot
@@ -216,7 +218,7 @@ class RayPool:
             vacant = [k for k in command.vacant if copies.pop((local, k), None)]
             if weights.handle is not None:
                 vector = self._placed(actor, local, weights.handle)
-                arguments = (command, replace(weights, handle=_bare(vector)))
+                arguments = (command, replace(weights, **_placement(vector)))
         if actor.lost is not None:  # It was lost while memory was reserved.
             return
         data = pickling.dumps(Call(message.method, arguments))
@@ -616,9 +618,9 @@ def _jobs(actor: Actor) -> list[bytes]:
         ) from error
 
 
-def _bare(vector: NodeVector) -> NodeVector:
-    """Return what the worker needs of a vector."""
-    return replace(vector, reference=None, into=None)
+def _placement(vector: NodeVector) -> dict[str, Any]:
+    """Return what tells a worker where its vector is on its node."""
+    return {"weights_slot": _ONLY, "handle": vector.memory}
 
 
 def _why(error: Exception) -> str:

@@ -29,16 +29,14 @@ class NodeVector:
     Attributes:
         layout: of the vector.
         reference: to the weights that are written there before the worker reads.
-        memory: of the vector; the pool fills it in, and drops the reference.
+        memory: of the vector; the pool fills it in.
         into: memory of the trainer for what the worker publishes.
-        only_one: a worker has one vector. It is idle while the relay writes there.
     """
 
     layout: WeightLayout
     reference: Any = None
     memory: MemoryHandle | None = None
     into: Bytes | None = None
-    only_one: bool = True
 
     @property
     def written(self) -> tuple[Any, ...]:

@@ -13,7 +13,6 @@ the tensors of a worker's module are views of the worker's own vector:
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -41,16 +40,6 @@ class SharedMemoryWeights:
 
     It has no options. TorchRL's programs pass an object of this kind.
     """
-
-
-@final
-@dataclass(frozen=True)
-class WeightsHandle:
-    """Gives a worker access to a slot; can be pickled."""
-
-    memory: MemoryHandle
-    layout: WeightLayout
-    only_one: bool = False
 
 
 class WeightVector:
@@ -94,7 +83,7 @@ class WeightVector:
 
     def handle(self, weights_slot: int) -> Any:
         """Return what a worker needs to read a slot."""
-        return WeightsHandle(self._segments[weights_slot].handle, self._layout)
+        return self._segments[weights_slot].handle
 
     def filled(self, call: Callable[..., Any], worker: int) -> int:
         """Let a worker write its own weights to a new slot; return its number."""
@@ -142,12 +131,9 @@ class WeightReader:
         self._vector = vector
         self._slots: dict[int, torch.Tensor] = {}
 
-    def attach(self, weights_slot: int, handle: Any) -> None:
-        """Map a slot."""
-        segment = Segment.attach(handle.memory)
-        if handle.only_one:
-            self._slots.clear()
-        memory = np.frombuffer(segment.buffer, np.uint8)
+    def attach(self, weights_slot: int, handle: MemoryHandle) -> None:
+        """Map the memory of a slot, instead of that which it had before."""
+        memory = np.frombuffer(Segment.attach(handle).buffer, np.uint8)
         self._slots[weights_slot] = torch.from_numpy(memory)
 
     def pull(self, weights_slot: int) -> None:
