@@ -102,11 +102,8 @@ class Reference:
 
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("form", ["padded", "cat"])
-def test_whole_trajectories_equal_their_frames(
-    form: TrajFormat, many: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also with many environments, whose frames are apart in the memory."""
-    monkeypatch.setattr("marl_collect.buffers.trajectories.MANY", 5 if many else 6)
+def test_whole_trajectories_equal_their_frames(form: TrajFormat, many: bool) -> None:
+    """Also with many environments, whose frames are apart in a batch's memory."""
     random = np.random.default_rng(3)
     ids = np.arange(5) << 32
     assembler, reference, n_taken = TrajectoryAssembler(), Reference(), 0
