@@ -34,6 +34,7 @@ from marl_collect.collectors.publish import Publisher
 from marl_collect.collectors.statistics import Statistics, of_all_ranks
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.seeding import checked_seed, next_seed
+from marl_collect.core.torchrl_names import missing_attribute
 from marl_collect.errors import ClosedError, refuse_in_forks, warn
 from marl_collect.options import Option, require
 from marl_collect.parallel_env.joint import check_name
@@ -671,12 +672,8 @@ class CollectorBase:
             if hasattr(type(self), name):
                 # A property raised an AttributeError: raise it again, it is the cause.
                 return object.__getattribute__(self, name)
-            cls = type(self).__name__
-            if name in TORCHRL_ATTRIBUTES:
-                raise AttributeError(
-                    f"{cls} has no {name}: {TORCHRL_ATTRIBUTES[name]}."
-                )
-            raise AttributeError(f"{cls!r} object has no attribute {name!r}")
+            advice = TORCHRL_ATTRIBUTES.get(name)
+            raise missing_attribute(type(self).__name__, name, advice)
 
     def __del__(self) -> None:
         """Shut down a collector that was not closed."""

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 from marl_collect.core.batch import EnvBatch, SerialBatch
 from marl_collect.core.closing import Closing
 from marl_collect.core.description import EnvDescription, Row
-from marl_collect.core.torchrl_names import missing_attribute
+from marl_collect.core.torchrl_names import advice_on, missing_attribute
 
 if TYPE_CHECKING:
     import numpy as np
@@ -180,7 +180,7 @@ class TensorDictEnv(Closing):
         return self
 
     def _refuse_transforms(self, _: object = None) -> NoReturn:
-        raise missing_attribute(type(self).__name__, "transform")
+        raise missing_attribute(type(self).__name__, "transform", advice_on("transform"))
 
     # ``TransformedEnv`` of TorchRL sets this attribute first.
     _inplace_update = property(_refuse_transforms, _refuse_transforms)
@@ -192,7 +192,7 @@ class TensorDictEnv(Closing):
             if hasattr(type(self), name):
                 # A property raised an AttributeError: raise it again, it is the cause.
                 return object.__getattribute__(self, name)
-            raise missing_attribute(type(self).__name__, name)
+            raise missing_attribute(type(self).__name__, name, advice_on(name))
 
     @final
     def set_seed(self, seed: int, *, static_seed: bool = False) -> int:

@@ -1,4 +1,4 @@
-"""Attributes of TorchRL's environments that ours lack, and what to use instead."""
+"""Attributes of TorchRL's classes that ours lack, and what to use instead."""
 
 _BRIDGE = (
     "transforms, specs and other parts of TorchRL need an EnvBase: "
@@ -47,20 +47,24 @@ _BRIDGED = frozenset(
 )
 
 
-def missing_attribute(kind: str, name: str) -> AttributeError:
-    """Return the error for an attribute that an environment does not have.
+def advice_on(name: str) -> str | None:
+    """Return what to use instead of an attribute of TorchRL's environments, if any."""
+    if name in _BRIDGED:
+        return _BRIDGE
+    if name.endswith(("_spec", "_specs", "_spec_unbatched")):
+        return f"{_SPACES}; {_BRIDGE}"
+    return _ADVICE.get(name)
+
+
+def missing_attribute(kind: str, name: str, advice: str | None) -> AttributeError:
+    """Return the error for an attribute that an object does not have.
 
     Args:
-        kind: name of the environment's class.
+        kind: name of the object's class.
         name: of the attribute.
+        advice: what to use instead, if TorchRL's class has it.
     """
-    if name in _ADVICE:
-        advice = _ADVICE[name]
-    elif name in _BRIDGED:
-        advice = _BRIDGE
-    elif name.endswith(("_spec", "_specs", "_spec_unbatched")):
-        advice = f"{_SPACES}; {_BRIDGE}"
-    else:
+    if advice is None:
         return AttributeError(f"{kind!r} object has no attribute {name!r}")
     return AttributeError(
         f"{kind} has no {name}: {advice}. "
