@@ -258,7 +258,7 @@ class TrajectoryAssembler:
         (first,) = starts.ravel().nonzero()
         lengths = np.diff(first, append=ids.size)
         pieces = _Pieces(ids.ravel()[first], start + first, lengths)
-        done = self._memory["next", "done"][start + first + lengths - 1]
+        done: Any = self._memory["next", "done"][start + first + lengths - 1]
         done = done.any(tuple(range(1, done.ndim)))
         valid = pieces.numbers != -1
         self._join(pieces[valid], done[valid])

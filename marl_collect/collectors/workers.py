@@ -347,7 +347,9 @@ class Workers:
     def _start(self) -> WorkerPool:
         """Start the workers."""
         assignments = [member.assignment for member in self._members]
-        return WorkerPool(main, assignments, **self._options.of_pool(*COLLECTOR_MODULES))
+        return WorkerPool(
+            main, assignments, **self._options.of_pool(*COLLECTOR_MODULES)
+        )
 
     def _open_vector(self, layout: WeightLayout) -> WeightVector:
         """Open memory for weights that workers can read."""

@@ -180,7 +180,9 @@ class TensorDictEnv(Closing):
         return self
 
     def _refuse_transforms(self, _: object = None) -> NoReturn:
-        raise missing_attribute(type(self).__name__, "transform", advice_on("transform"))
+        raise missing_attribute(
+            type(self).__name__, "transform", advice_on("transform")
+        )
 
     # ``TransformedEnv`` of TorchRL sets this attribute first.
     _inplace_update = property(_refuse_transforms, _refuse_transforms)

@@ -53,7 +53,7 @@ _LOOK_SECONDS: Final = 1.0
 """Between two questions whether an actor still answers."""
 
 _ONLY: Final = 0
-"""Weights slot of every worker: it has one vector, and is idle while that is written."""
+"""Weights slot of every worker: it has one vector, and is idle while that is filled."""
 
 STARTS: Final = 3
 """How often an actor is started at most: Ray may choose a node that has just died."""

@@ -46,7 +46,7 @@ class NodeVector:
 
 @final
 class RayVector(WeightVector):
-    """Weights in the object store instead of shared memory. Every version is a new slot.
+    """Weights in the object store, not in shared memory. Every version is a new slot.
 
     An object is dropped from the store when no worker uses it any more.
     """

@@ -9,7 +9,7 @@ from torch import nn
 
 from marl_collect.processes.shared_memory import Segment
 from marl_collect.weights.layout import WeightLayout, check_same_weights
-from marl_collect.weights.shared import WeightVector, WeightReader
+from marl_collect.weights.shared import WeightReader, WeightVector
 
 
 @pytest.fixture
