@@ -351,9 +351,10 @@ class Workers:
             main, assignments, **self._options.of_pool(*COLLECTOR_MODULES)
         )
 
-    def _open_vector(self, layout: WeightLayout) -> WeightVector:
-        """Open memory for weights that workers can read."""
-        return WeightVector(layout)
+    @property
+    def _open_vector(self) -> Callable[[WeightLayout], WeightVector]:
+        """Opens memory for weights that workers can read; keeps no workers alive."""
+        return WeightVector
 
     def _lost_with(self, worker: int) -> Sequence[int]:
         """Return a failed worker and those that were lost with it."""

@@ -1,6 +1,7 @@
 """``RayCollector``: collects on the nodes of a Ray cluster."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, final
 
 from typing_extensions import override
@@ -78,9 +79,10 @@ class RayWorkers(Workers):
     def _start(self) -> RayPool:  # type: ignore[override]
         return RayPool(self._options, [member.assignment for member in self._members])
 
+    @property
     @override
-    def _open_vector(self, layout: WeightLayout) -> RayVector:
-        return RayVector(layout, self._pool.cluster.ray)
+    def _open_vector(self) -> Callable[[WeightLayout], RayVector]:
+        return partial(RayVector, ray=self._pool.cluster.ray)
 
     @override
     def _lost_with(self, worker: int) -> Sequence[int]:
