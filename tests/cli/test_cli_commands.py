@@ -15,11 +15,7 @@ from workloads.counting import CountingEnv
 
 from marl_collect import Collector, evaluate, open_dataset, record
 from marl_collect.cli.main import app
-from marl_collect.storage import (
-    DatasetDescription,
-    RunDescription,
-    Writer,
-)
+from marl_collect.storage import DatasetDescription, RunDescription, Writer
 
 COUNTING = "workloads.counting:CountingEnv"
 

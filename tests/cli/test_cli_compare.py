@@ -31,11 +31,7 @@ from marl_collect.cli.main import app
 from marl_collect.cli.training_progress import TrainingProgress
 from marl_collect.files.locks import FolderLock
 from marl_collect.training import comparison
-from marl_collect.training.comparison import (
-    Comparison,
-    check_settings,
-    default_setups,
-)
+from marl_collect.training.comparison import Comparison, check_settings, default_setups
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.report import LEGEND

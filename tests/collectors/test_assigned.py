@@ -13,13 +13,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 from workloads.counting import CountingEnv
 
-from marl_collect import (
-    AssignedPolicies,
-    Evaluator,
-    PolicyError,
-    PolicyPool,
-    record,
-)
+from marl_collect import AssignedPolicies, Evaluator, PolicyError, PolicyPool, record
 from marl_collect.collectors import Collector, MultiSyncCollector
 from marl_collect.models import make_policy
 

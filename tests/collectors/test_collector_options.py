@@ -12,11 +12,7 @@ from tensordict import TensorDict
 from tests_policies import level_policy
 from workloads.counting import CountingEnv, Fault
 
-from marl_collect.collectors import (
-    Collector,
-    MultiAsyncCollector,
-    MultiSyncCollector,
-)
+from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.errors import WorkerError
 from marl_collect.parallel_env import SerialEnv
 from marl_collect.weights.shared import SharedMemoryWeights

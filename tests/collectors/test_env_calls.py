@@ -28,9 +28,7 @@ from marl_collect.errors import WorkerError, worker_error_of
 from marl_collect.rollout.env_calls import EnvCall
 
 TEAM = GroupDescription(
-    ("left", "right"),
-    spaces.Box(-np.inf, np.inf, (3,), np.float64),
-    spaces.Discrete(3),
+    ("left", "right"), spaces.Box(-np.inf, np.inf, (3,), np.float64), spaces.Discrete(3)
 )
 ENVS, FRAMES = 4, 7
 

@@ -47,10 +47,7 @@ def begins_late(change: Callable[[TensorDictBase], Any]) -> Act:
 
 CHANGED = "input hunter/observation"
 LATE: dict[str, tuple[Callable[[TensorDictBase], Any], str]] = {
-    "set": (
-        lambda td: td.set(OBSERVATION, td[OBSERVATION] / 2),
-        CHANGED,
-    ),
+    "set": (lambda td: td.set(OBSERVATION, td[OBSERVATION] / 2), CHANGED),
     "in_place": (lambda td: td[OBSERVATION].div_(2), CHANGED),
     "pop": (lambda td: td.pop(OBSERVATION), CHANGED),
     "shape": (

@@ -20,8 +20,7 @@ def options(frames: int, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture(params=["torchrun", "torch.distributed"])
 def job(
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[int, int], None]:
     """Return what makes this process a rank of a job."""
 

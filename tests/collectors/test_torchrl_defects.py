@@ -78,11 +78,7 @@ def test_an_update_does_not_wait_for_a_worker_that_never_reads(
 ) -> None:
     clock = Clock(monkeypatch)
     with kind(
-        [CountingEnv] * 2,
-        level_policy(),
-        frames_per_batch=8,
-        timeout=LIMIT,
-        **options,
+        [CountingEnv] * 2, level_policy(), frames_per_batch=8, timeout=LIMIT, **options
     ) as collector:
         ahead = 2 if kind is MultiAsyncCollector else 1
         for _ in range(7):

@@ -269,10 +269,7 @@ def test_a_simulator_without_masked_resets_is_refused(make: Any) -> None:
 def test_a_reset_that_would_be_repeated_is_refused() -> None:
     with pytest.raises(ValueError, match="shared_memory=True"):
         vector(
-            AsyncVectorEnv,
-            "CartPole-v1",
-            AutoresetMode.NEXT_STEP,
-            shared_memory=False,
+            AsyncVectorEnv, "CartPole-v1", AutoresetMode.NEXT_STEP, shared_memory=False
         )
 
 

@@ -36,12 +36,7 @@ WON: Any = (SMAX[0], SMAX[1] | {"enemy_shoots": False})
 HANABI: Any = (
     "hanabi",
     # The smallest game: the usual one takes twice as long to compile.
-    {
-        "num_colors": 2,
-        "num_ranks": 2,
-        "hand_size": 2,
-        "num_cards_of_rank": (2, 1),
-    },
+    {"num_colors": 2, "num_ranks": 2, "hand_size": 2, "num_cards_of_rank": (2, 1)},
 )
 COIN_GAME: Any = ("coin_game", {"num_inner_steps": 4, "num_outer_steps": 3})
 

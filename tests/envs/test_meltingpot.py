@@ -321,10 +321,7 @@ def test_an_action_out_of_range_is_not_sent_to_lab2d(wrong: Any) -> None:
             {"substrate": "commons_harvest__open", "roles": ["default"] * 40},
             "does not support 40 players: by default it has 7",
         ),
-        (
-            {"substrate": "coins", "observations": ["RGBX"]},
-            r"unknown: \['RGBX'\]",
-        ),
+        ({"substrate": "coins", "observations": ["RGBX"]}, r"unknown: \['RGBX'\]"),
         ({"substrate": "coins", "observations": ["WORLD.RGB"]}, "world_rgb=True"),
         ({"substrate": "coins", "observations": []}, "at least one observation"),
         ({"substrate": "coins", "max_steps": 0}, "at least 1"),

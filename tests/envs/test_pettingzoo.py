@@ -69,12 +69,7 @@ class Nobody(ScriptedEnv):  # type: ignore[misc]
             TypeError,
             r"lambda: PettingZooWrapper\(ScriptedEnv\(\)\)",
         ),
-        (
-            PettingZooWrapper,
-            {"env": 3},
-            TypeError,
-            "ParallelEnv or AECEnv, but got 3",
-        ),
+        (PettingZooWrapper, {"env": 3}, TypeError, "ParallelEnv or AECEnv, but got 3"),
         (PettingZooWrapper, {"env": Nobody()}, ValueError, "possible_agents"),
         (
             PettingZooEnv,

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 pytestmark = [
     # cooperative_pong observes by rendering, and warns if no render_mode is set.
-    pytest.mark.filterwarnings("ignore:.*calling render method:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*calling render method:UserWarning")
 ]
 
 PARALLEL: list[tuple[str, str, dict[str, Any], int]] = [

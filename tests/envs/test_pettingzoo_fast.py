@@ -152,9 +152,7 @@ def test_fast_physics_is_used_only_for_unmodified_worlds() -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_fast_physics_equals_mpes_step_in_changed_worlds(
-    change: Any,
-) -> None:
+def test_fast_physics_equals_mpes_step_in_changed_worlds(change: Any) -> None:
     pytest.importorskip("mpe2")
     places = []
     for quick in (True, False):

@@ -67,11 +67,7 @@ def test_a_step_is_elementary(kind: Any, bias: bool, layers: int, rows: int) -> 
 @KINDS
 @pytest.mark.parametrize(
     ("steps", "options"),
-    [
-        (2, {}),
-        (1, {"bidirectional": True}),
-        (1, {"dropout": 0.5, "num_layers": 2}),
-    ],
+    [(2, {}), (1, {"bidirectional": True}), (1, {"dropout": 0.5, "num_layers": 2})],
     ids=["two steps", "both directions", "dropout"],
 )
 def test_other_calls_are_left_to_torch(

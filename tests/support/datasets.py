@@ -5,12 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_collect import Collector, open_dataset
-from marl_collect.storage import (
-    Dataset,
-    DatasetDescription,
-    RunDescription,
-    Writer,
-)
+from marl_collect.storage import Dataset, DatasetDescription, RunDescription, Writer
 from marl_collect.storage.recording import EpisodeWriter, describe_policy
 
 

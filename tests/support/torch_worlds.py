@@ -349,10 +349,7 @@ RICH = Spec(
 def alike(spec: Spec, worlds: int = 5, **changes: Any) -> tuple[Any, Any]:
     """Return two factories: one with arrays, and one with tensors on the CPU."""
     spec = replace(spec, **changes)
-    return (
-        lambda: TorchWorlds(spec, worlds),
-        lambda: TorchWorlds(spec, worlds, "cpu"),
-    )
+    return (lambda: TorchWorlds(spec, worlds), lambda: TorchWorlds(spec, worlds, "cpu"))
 
 
 def policy_for(factory: Any, **keywords: Any) -> nn.Module:

@@ -119,10 +119,7 @@ SHORT_TURNS = Script(ends={"agent_1": (2, "terminated")}, max_cycles=4)
 class _Spaces:
     """Methods that both kinds of environment share."""
 
-    metadata = {
-        "name": "scripted_v0",
-        "render_modes": ["rgb_array"],
-    }
+    metadata = {"name": "scripted_v0", "render_modes": ["rgb_array"]}
     script: Script
     steps: int
 
@@ -161,9 +158,7 @@ class ScriptedEnv(_Spaces, ParallelEnv[str, Any, Any]):
         self.steps = 0
 
     def reset(
-        self,
-        seed: int | None = None,
-        options: dict[str, Any] | None = None,
+        self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         self.steps = 0
         self.received.clear()
@@ -234,9 +229,7 @@ class ScriptedTurns(_Spaces, AECEnv[str, Any, Any]):
         self.steps = 0
 
     def reset(
-        self,
-        seed: int | None = None,
-        options: dict[str, Any] | None = None,
+        self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> None:
         self.steps = 0
         self.received.clear()
@@ -300,12 +293,7 @@ class Countdown:
     """
 
     def __init__(
-        self,
-        n: int = 3,
-        *,
-        alone: bool = True,
-        single: bool = False,
-        cut: bool = False,
+        self, n: int = 3, *, alone: bool = True, single: bool = False, cut: bool = False
     ) -> None:
         box = spaces.Box(-9, 99, (2,), np.float32)
         self.observation_space: Any = spaces.Tuple([box] * n)

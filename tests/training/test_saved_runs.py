@@ -13,12 +13,7 @@ from workloads.counting import CountingEnv
 
 from marl_collect import describe, evaluate
 from marl_collect.cli.policies import PolicyRequest
-from marl_collect.models import (
-    MultiAgentConvNet,
-    load_policy,
-    make_policy,
-    save_policy,
-)
+from marl_collect.models import MultiAgentConvNet, load_policy, make_policy, save_policy
 from marl_collect.models.saved_policy import BEST, CONFIG
 from marl_collect.training.evaluating import FINAL_SEED as SEED
 from marl_collect.training.options import Setup, TrainingOptions
@@ -153,14 +148,8 @@ def seen(hunters: torch.Tensor, prey: torch.Tensor) -> TensorDict:
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (
-            lambda p: p.write_bytes(b""),
-            "is damaged, or holds no tensors",
-        ),
-        (
-            lambda p: torch.save({"a": 1}, p),
-            "only the entries a. Write it with",
-        ),
+        (lambda p: p.write_bytes(b""), "is damaged, or holds no tensors"),
+        (lambda p: torch.save({"a": 1}, p), "only the entries a. Write it with"),
         (lambda p: torch.save(torch.ones(1), p), "only an object of type Tensor"),
         (
             lambda p: torch.save({"environment": {}}, p),

@@ -83,10 +83,7 @@ HUNTERS = partial(CountingEnv, n_prey=0)
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(
-    name: str,
-    settings: Any,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    name: str, settings: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "marl_collect")
     setup = Setup.parse(name)

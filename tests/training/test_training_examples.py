@@ -26,10 +26,7 @@ MATRIX = "prisoners_dilemma_in_the_matrix__repeated"
 RUNS = {
     "ddp_ppo": (f"--critic central {PPO}", "pettingzoo"),
     "ddp_ppo on Ray": (f"--actors 1 {PPO}", "ray"),
-    "self_play_connect_four": (
-        f"{PPO} --keep 1 --evaluate 2 --games 4",
-        "pettingzoo",
-    ),
+    "self_play_connect_four": (f"{PPO} --keep 1 --evaluate 2 --games 4", "pettingzoo"),
     "qmix_simple_spread": (
         "--frames 160 --batch 80 --warm-up 0 --updates 2 --minibatch 20 --games 2",
         "mpe2",
@@ -132,9 +129,7 @@ def test_an_interrupted_example_goes_on_exactly(
 
 
 def test_the_example_of_a_curriculum_trains_every_kind_and_raises_the_level(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("lbforaging")
     script = str(EXAMPLES / f"{CURRICULUM}.py")

@@ -39,11 +39,7 @@ def batch_of(learner: Any, factory: Any = HUNTERS) -> Any:
 def test_hard_targets_are_the_weights_of_every_other_step() -> None:
     learner = learner_of(
         "vdn-local-shared",
-        **{
-            "value.tau": 1.0,
-            "value.target_interval": 2,
-            "value.frames_per_update": 60,
-        },
+        **{"value.tau": 1.0, "value.target_interval": 2, "value.frames_per_update": 60},
     )
     batch = batch_of(learner)
 
