@@ -139,6 +139,17 @@ def test_operations_that_numpy_computes_differently_are_left_to_torch(
     assert numpy_calls(last, ROWS, is_constant(x)) is None
 
 
+def test_setup_reads_constants_again() -> None:
+    weight, x = WEIGHT.clone(), example()
+    (operation,) = operations(lambda x: torch.mm(x, weight), x)
+    calls = numpy_calls(operation, ROWS, lambda tensor: tensor is weight)
+    assert calls is not None
+    weight.mul_(2)
+    for call in itertools.chain.from_iterable(calls):
+        call()
+    assert close(operation.result, x @ weight)
+
+
 def test_large_products_are_left_to_torch() -> None:
     x, weight = torch.ones(10, 200), torch.ones(200, 101)
     (operation,) = operations(lambda x: x @ weight, x)

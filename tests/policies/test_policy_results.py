@@ -5,11 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import nn
 from workloads.counting import CountingEnv
 
-from marl_collect import Collector
+from marl_collect import Collector, MultiSyncCollector
 from marl_collect.errors import PolicyError
 
 
@@ -40,6 +43,33 @@ def test_a_clone_with_another_flag_is_refused() -> None:
         pytest.raises(PolicyError, match="changed its input done"),
     ):
         collector.next()
+
+
+class Remembers(nn.Module):
+    """A lazy layer that reads a hidden state, whose shape the module declares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LazyLinear(4)
+        self.state_shapes = {("prey", "h"): (3, 4)}
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> Any:
+        following = self.layer(torch.cat([x, state], -1)).tanh()
+        return following[..., :2], torch.zeros(len(x), 2).long(), following
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_a_lazy_module_with_a_declared_state_acts(kind: Any) -> None:
+    policy = TensorDictModule(
+        Remembers(),
+        in_keys=[("prey", "observation"), ("prey", "h")],
+        out_keys=[("prey", "action"), ("hunter", "action"), ("next", "prey", "h")],
+    )
+    with kind([CountingEnv] * 2, policy, frames_per_batch=20) as collector:
+        batch = collector.next()
+    assert batch["prey", "h"].abs().sum() > 0
+    assert batch["prey", "h"].shape[-1] == 4
 
 
 def test_an_assign_that_fails_later_names_itself_and_the_seed() -> None:
