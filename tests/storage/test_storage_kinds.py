@@ -114,7 +114,7 @@ def test_episodes_are_those_that_a_plain_loop_finds(
     stream = Stream(3, 6, ragged=ragged, begun=seen, says_begin=says_begin)
     if begun == "some":  # The collector was running before.
         stream.batch(3)
-    batches = stream.batches(12)
+    batches = [batch[[2, 5, 0, 3, 1, 4]] for batch in stream.batches(12)]
     with Writer(tmp_path, ABOUT) as writer:
         ended = [episode for batch in batches for episode in writer.add(batch)]
     trajectories = open_dataset(tmp_path).trajectories
