@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,23 @@ def test_damage_is_an_error_or_does_not_matter(
         shutil.rmtree(folder)
     print(f"{TRIALS} damages to {where}, {errors} errors, 0 wrong")  # noqa: T201 - for make fuzz-storage
     assert errors > TRIALS // (2 if where == "files" else 4)
+
+
+def test_a_cache_without_one_of_its_files_is_built_again(tmp_path: Path) -> None:
+    expected, stream = write_two(tmp_path), Stream(7, extras=EXTRAS)
+    kinds = ("records", "large", "index", "order", "episodes", "state")
+    for kind, is_empty, grows in product(kinds, [False, True], [False, True]):
+        open_dataset(tmp_path)
+        (path,) = (tmp_path / ".cache").glob(f"*{kind}*")
+        path.unlink()
+        if is_empty and path.suffix != ".npy":
+            path.touch()
+        if grows:
+            write(tmp_path, [batch := stream.batch()])
+            expected += frames_of(batch)
+        dataset = open_dataset(tmp_path)
+        assert read(dataset) == expected, kind
+        dataset.verify()
 
 
 def about(t: pa.Table, old: bytes, new: bytes) -> pa.Table:

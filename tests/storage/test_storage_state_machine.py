@@ -141,15 +141,6 @@ class Folder(RuleBasedStateMachine):
     def delete_cache(self) -> None:
         shutil.rmtree(self.folder / ".cache", ignore_errors=True)
 
-    @rule(number=NUMBERS, is_emptied=st.booleans())
-    def delete_a_file_of_the_cache(self, number: int, is_emptied: bool) -> None:
-        paths = sorted(self.folder.glob(".cache/*"), key=lambda path: path.suffixes)
-        if paths:
-            path = paths[number % len(paths)]
-            path.unlink()
-            if is_emptied and path.suffix != ".npy":
-                path.touch()
-
     @rule()
     def move(self) -> None:
         """Move the folder, which writers follow, and put another one into its place."""
