@@ -66,6 +66,12 @@ def test_mean_returns_of_groups_are_those_of_their_agents() -> None:
     assert stats["mean_group_returns"] == pytest.approx(groups)
 
 
+def test_environments_that_differ_are_refused() -> None:
+    factories = [CountingEnv, lambda: CountingEnv(n_prey=4)]
+    with pytest.raises(ValueError, match="environment 1"):
+        Collector(factories, frames_per_batch=8)
+
+
 def test_training_causes_no_warning_because_the_module_itself_acts() -> None:
     policy = level_policy()
     running = Collector(CountingEnv, policy, frames_per_batch=8)
