@@ -206,19 +206,21 @@ class RayPool:
         elif message.method == "prepare":
             plan, policy = arguments
             if isinstance(policy, messages.SkeletonPolicy):
-                vector = self._placed(actor, local, policy.handle)
-                arguments = (plan, replace(policy, **_placement(vector)))
+                vector = policy.handle
+                place = self._place(actor, local, vector)
+                arguments = (plan, replace(policy, **place))
         elif message.method == "publish_weights":
-            vector, fills = self._placed(actor, local, arguments[1]), WEIGHTS
-            arguments = (_ONLY, vector.memory)
+            vector, fills = arguments[1], WEIGHTS
+            arguments = tuple(self._place(actor, local, vector).values())
         elif message.method == "collect":
             command, weights = arguments
             fills = command.slot
             copies = actor.copies
             vacant = [k for k in command.vacant if copies.pop((local, k), None)]
             if weights.handle is not None:
-                vector = self._placed(actor, local, weights.handle)
-                arguments = (command, replace(weights, **_placement(vector)))
+                vector = weights.handle
+                place = self._place(actor, local, vector)
+                arguments = (command, replace(weights, **place))
         if actor.lost is not None:  # It was lost while memory was reserved.
             return
         data = pickling.dumps(Call(message.method, arguments))
@@ -421,15 +423,12 @@ class RayPool:
         reserved = self._ask(actor, "reserve", local, slot, nbytes)
         return slot, reserved, reserved_layout, (0, end - first), frames
 
-    def _placed(self, actor: Actor, local: int, vector: Any) -> NodeVector:
-        """Return a vector with its memory on the node, which is reserved once."""
+    def _place(self, actor: Actor, local: int, vector: Any) -> dict[str, Any]:
+        """Return what tells a worker where its vector is, which has memory once."""
         assert isinstance(vector, NodeVector)
         if local not in actor.vectors:
             nbytes = vector.layout.nbytes
-            memory = self._ask(actor, "reserve", local, WEIGHTS, nbytes)
-            if memory is None:
-                return vector
-            actor.vectors[local] = memory
+            actor.vectors[local] = self._ask(actor, "reserve", local, WEIGHTS, nbytes)
         if vector.into is not None:
             into = vector.into
 
@@ -437,7 +436,7 @@ class RayPool:
                 into[:] = content
 
             actor.copies[local, WEIGHTS] = copy
-        return replace(vector, memory=actor.vectors[local])
+        return {"weights_slot": _ONLY, "handle": actor.vectors[local]}
 
     # Replies
 
@@ -616,11 +615,6 @@ def _jobs(actor: Actor) -> list[bytes]:
             f"({type(error).__name__}: {error}, in {part}). Pass factories that "
             "build them in the actor, and create there what cannot be pickled."
         ) from error
-
-
-def _placement(vector: NodeVector) -> dict[str, Any]:
-    """Return what tells a worker where its vector is on its node."""
-    return {"weights_slot": _ONLY, "handle": vector.memory}
 
 
 def _why(error: Exception) -> str:

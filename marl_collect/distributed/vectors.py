@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from marl_collect.distributed.relay import Bytes
-from marl_collect.processes.shared_memory import MemoryHandle
 from marl_collect.weights.layout import WeightLayout
 from marl_collect.weights.shared import WeightVector
 
@@ -24,18 +23,16 @@ FETCH_SECONDS = 60.0
 @final
 @dataclass(frozen=True, eq=False)
 class NodeVector:
-    """Handle of a worker's vector on its node.
+    """A worker's vector on its node, whose memory the pool reserves.
 
     Attributes:
         layout: of the vector.
         reference: to the weights that are written there before the worker reads.
-        memory: of the vector; the pool fills it in.
         into: memory of the trainer for what the worker publishes.
     """
 
     layout: WeightLayout
     reference: Any = None
-    memory: MemoryHandle | None = None
     into: Bytes | None = None
 
     @property
