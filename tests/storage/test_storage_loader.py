@@ -79,6 +79,9 @@ def test_loops_are_independent_and_workers_change_nothing(
     assert all_tags(b for _, b in zip(range(2), loader, strict=False)) == epochs[0][:2]
     pairs = map(all_tags, zip(loader, loader, strict=True))
     assert [*map(list, zip(*pairs, strict=True))] == epochs[1:]
+    older, newer = iter(alone), iter(alone)
+    assert len([next(newer), *older]) == len(alone) + 1
+    assert alone.state_dict()["batches"] == 1  # Of the latest loop.
     # None is left, also of the loop that was left.
     assert {child.pid for child in psutil.Process().children()} == before
 
