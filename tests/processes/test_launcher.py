@@ -327,6 +327,20 @@ tell(server, *pool.pids)
     assert_gone(pidfds)
 
 
+def test_exiting_with_stuck_workers_has_a_time_limit(run: Run) -> None:
+    process, pidfds = run(
+        """
+pool = WorkerPool(obey, [0, 1], start_method=start_method)
+make_stuck(pool)
+tell(*pool.pids)
+"""
+    )
+    assert_gone(pidfds, SOON / 2)
+    _, errors = process.communicate(timeout=SOON)
+    assert process.returncode == 0
+    assert errors == ""
+
+
 @pytest.mark.parametrize(
     "body",
     [
