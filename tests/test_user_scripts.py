@@ -23,6 +23,7 @@ from support.zoo import Script, ScriptedEnv
 from marl_collect import Collector, MultiSyncCollector
 from marl_collect.collectors import collector as collector_module
 from marl_collect.envs import PettingZooWrapper
+from marl_collect.errors import ClosedError
 from marl_collect.models import MultiAgentMLP
 
 pytestmark = pytest.mark.processes
@@ -314,3 +315,96 @@ def test_workers_amid_a_long_batch_close_their_environments(
     assert len(pids) == 2
     collector.shutdown()
     assert {path.name for path in tmp_path.glob("closed-*")} == pids
+
+
+@pytest.mark.parametrize("way", ["shutdown", "async_shutdown"])
+def test_a_batch_during_which_another_thread_shuts_down_is_not_delivered(
+    way: str, tmp_path: Path
+) -> None:
+    collector = MultiSyncCollector(lambda: closing(tmp_path), frames_per_batch=4000)
+
+    def shut_down() -> None:
+        wait_until(lambda: any(tmp_path.glob("steps-*")))
+        getattr(collector, way)()
+
+    thread = threading.Thread(target=shut_down)
+    thread.start()
+    with pytest.raises(ClosedError, match="was shut down"):
+        collector.next()
+    thread.join()
+    assert collector.frames == 0
+
+
+CACHED = """
+import functools
+import sys
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from pettingzoo import ParallelEnv
+from marl_collect import MultiSyncCollector
+from marl_collect.envs import PettingZooWrapper
+
+@functools.cache
+def fibonacci(n):
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+def scaled(factor):
+    @functools.lru_cache(maxsize=3, typed=True)
+    def scale(n):
+        return factor * n
+    return scale
+
+@functools.lru_cache
+def box():
+    return Box(0, 100, (2,), np.float32)
+
+class Cached(ParallelEnv):
+    metadata = {"name": "cached"}
+    possible_agents = ["a_0", "a_1"]
+    scale = staticmethod(scaled(2))
+
+    @functools.lru_cache(maxsize=None)
+    def observation_space(self, agent):
+        return box()
+
+    @functools.lru_cache(maxsize=None)
+    def action_space(self, agent):
+        return Discrete(3)
+
+    @functools.cached_property
+    def number(self):
+        return fibonacci(10)
+
+    def everybody(self, value):
+        return dict.fromkeys(self.possible_agents, value)
+
+    def observations(self):
+        pair = np.array([self.number, self.scale(self.steps)], np.float32)
+        return self.everybody(pair)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.steps = self.possible_agents[:], 0
+        return self.observations(), self.everybody({})
+
+    def step(self, actions):
+        self.steps += 1
+        over = self.steps >= 4
+        if over:
+            self.agents = []
+        flags = self.everybody(False), self.everybody(over)
+        return self.observations(), self.everybody(0.0), *flags, self.everybody({})
+
+make = lambda: PettingZooWrapper(Cached())
+with MultiSyncCollector(make, frames_per_batch=5, start_method=sys.argv[1]) as it:
+    print(it.next()["a", "observation"][0, :, 1].tolist())
+assert fibonacci.cache_info().currsize == 0
+"""
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_functions_and_properties_of_a_script_may_be_cached(
+    start_method: str, tmp_path: Path
+) -> None:
+    done = run_python(script(CACHED, tmp_path), start_method)
+    expected = [[55.0, 2.0 * step] for step in (0, 1, 2, 3, 0)]
+    assert done.stdout == f"{expected}\n", done.stderr

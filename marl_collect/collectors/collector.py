@@ -746,6 +746,8 @@ class CollectorBase:
         try:
             yield
         except kinds as error:
+            if self._closed and isinstance(error, Exception):
+                self._check_open()  # Another thread has shut down; this follows.
             self._error = error
             close_after(error, self.shutdown)
             raise
@@ -758,6 +760,8 @@ class CollectorBase:
         filled = self._source.fill(
             random=self._options.random_after(delivered), delivered=delivered
         )
+        if self._closed:  # By another thread: workers have stopped within the batch.
+            self._check_open()
         seconds = time.perf_counter() - started
         self._statistics.add(filled.frames, filled.episodes, seconds)
         self._policy.played(filled.episodes)
@@ -770,7 +774,7 @@ class CollectorBase:
         """
         if self._options.update_at_each_batch and self._weights.can_update:
             tensors = self._policy.tensors()  # Weights elsewhere are an error at once.
-            if self._statistics.batches:
+            if self._statistics.batches or not self._policy.is_published:
                 self._weights.publish(tensors)
 
     def _finished(self) -> bool:

@@ -4,13 +4,15 @@ Functions and classes of modules are sent by name, and the receiver imports the 
 Yet a module may be here that it could not import: loaded from a file by path, as test
 runners and configuration libraries do, run by ``runpy``, made by hand, the script of a
 ``multiprocessing`` child, or from a folder that has left ``sys.path``. The functions
-and classes of these are sent by value, as cloudpickle sends those of ``__main__``.
+and classes of these are sent by value, as cloudpickle sends those of ``__main__``. What
+``functools`` makes of them goes with them; its caches stay here.
 
 A module is asked for once, not with every message. It stays registered as one that
 cloudpickle sends by value, because no other process could import it either.
 """
 
 import contextlib
+import functools
 import io
 import os
 import sys
@@ -22,6 +24,7 @@ from typing import Any, Final, TypeVar
 import cloudpickle
 
 _NAMED: Final = (type, FunctionType, ModuleType, TypeVar)
+_Cached: Final = type(functools.cache(len))
 _COMPILED: Final = (".so", ".pyd")
 _SITES: Final = {"site-packages", "dist-packages"}
 _STANDARD: Final = Path(sysconfig.get_path("stdlib"))
@@ -55,6 +58,10 @@ class Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """Return how an object is pickled."""
         kind = type(obj)  # What __class__ says may be made up.
+        if kind is _Cached and not _is_found(obj):
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
+        if kind is functools.cached_property:  # It has a lock in Python 3.11.
+            return _cached_property, (obj.func, obj.attrname)
         if issubclass(kind, _NAMED):
             name = obj.__name__ if issubclass(kind, ModuleType) else obj.__module__
             module = sys.modules.get(name)
@@ -65,6 +72,30 @@ class Pickler(cloudpickle.Pickler):
             ):
                 cloudpickle.register_pickle_by_value(module)
         return super().reducer_override(obj)
+
+
+def _is_found(obj: Any) -> bool:
+    """Return whether a new process finds an object by its name in a module."""
+    name = str(getattr(obj, "__module__", None))
+    found: Any = sys.modules.get(name)
+    if name == "__main__" or not isinstance(found, ModuleType):
+        return False
+    if not _can_import(found.__name__, found):
+        return False
+    for part in obj.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is obj
+
+
+def _cached(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _cached_property(function: Any, name: str | None) -> Any:
+    # Python names it when it makes a class, and not when an attribute is set.
+    made = functools.cached_property(function)
+    made.attrname = name
+    return made
 
 
 def working_directory() -> str | None:
