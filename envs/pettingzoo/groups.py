@@ -108,20 +108,25 @@ def _split_unlike(
 ) -> dict[str, list[str]]:
     """Split groups whose agents have different spaces."""
     by_name = {spec.name: spec for spec in specs}
-    split: dict[str, list[str]] = {}
+    kinds_of: dict[str, list[list[str]]] = {}
     for group, names in groups.items():
-        kinds: list[list[str]] = []
+        kinds = kinds_of[group] = []
         for name in names:
             kind = next(
                 (k for k in kinds if _alike(by_name[k[0]], by_name[name])), None
             )
             kinds.append([name]) if kind is None else kind.append(name)
-        if len(kinds) == 1:
-            # MPE has agents called "collector", which is a key of every batch.
-            free = f"{group}_agents" if group in RESERVED else group
-            split[free] = kinds[0]
-        else:
-            split |= {f"{group}_kind{i}": kind for i, kind in enumerate(kinds)}
+    # MPE has agents called "collector", which is a key of every batch.
+    kept = {g for g, k in kinds_of.items() if len(k) == 1 and g not in RESERVED}
+    split: dict[str, list[str]] = {}
+    for group, kinds in kinds_of.items():
+        for i, kind in enumerate(kinds):
+            name = group
+            if group not in kept:
+                name += "_agents" if len(kinds) == 1 else f"_kind{i}"
+                while name in kept or name in split:
+                    name += "_"
+            split[name] = kind
     return split
 
 

@@ -26,6 +26,12 @@ Nobody waits for ever with ``max_frames_per_traj``, whose key is ``step_count``.
 """
 _IDS = ("collector", "traj_ids")
 _MASK = ("collector", "mask")
+_SIGNED = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}
+"""Dtypes in which torch fills no mask, by those of the same size in which it does."""
 
 
 def split_trajectories(
@@ -123,7 +129,7 @@ def _padded(
     invalid = ~mask
     if bool(invalid.any()):
         for leaf in out.values(include_nested=True, leaves_only=True):
-            leaf[invalid] = 0
+            leaf.view(_SIGNED.get(leaf.dtype, leaf.dtype))[invalid] = 0
     out.set(mask_key, mask)
     out.names = [None, "time"]
     return out

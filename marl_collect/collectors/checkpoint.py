@@ -1,5 +1,6 @@
 """Converts a collector's state to plain data and back."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -42,7 +43,9 @@ def pack(
 ) -> dict[str, Any]:
     """Return counters, weights and the workers' states as plain data."""
     module = weights.policy.module
-    parameters = module.state_dict() if isinstance(module, torch.nn.Module) else None
+    parameters = None
+    if isinstance(module, torch.nn.Module):
+        parameters = copy.deepcopy(module.state_dict())  # The module is trained on.
     return {
         "frames": statistics.frames,
         "batches": statistics.batches,

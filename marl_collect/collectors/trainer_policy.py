@@ -151,6 +151,11 @@ class TrainerPolicy:
         self._published = self._marks()
         self._unnoticed = 0
 
+    @property
+    def is_published(self) -> bool:
+        """Whether no tensor has changed since the last update."""
+        return self._marks() == self._published
+
     def played(self, episodes: Iterable[Episode]) -> None:
         """Record ended episodes in the pools of ``AssignedPolicies``.
 
@@ -158,7 +163,7 @@ class TrainerPolicy:
         """
         if not isinstance(self.module, AssignedPolicies):
             return
-        is_published = self._marks() == self._published
+        is_published = self.is_published
         for episode in episodes:
             self.module.played(episode.policy_ids, episode.returns)
         if is_published:
@@ -244,7 +249,7 @@ class TrainerPolicy:
             version: of the weights that the workers use.
         """
         self._warn_if_passed_is_trained()
-        if self._warned or not self._weights or self._marks() == self._published:
+        if self._warned or not self._weights or self.is_published:
             return
         self._unnoticed += 1
         if self._unnoticed >= _UNNOTICED:

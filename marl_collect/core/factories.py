@@ -8,6 +8,7 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+from gymnasium import spaces
 
 from marl_collect.core.batch import EnvBatch, SerialBatch
 from marl_collect.core.batched import BatchedEnv
@@ -194,11 +195,12 @@ def check_alike(
 ) -> None:
     """Check that two environments can be in the same batch.
 
-    Bounds of observations and actions, and time limits, may differ.
+    Bounds of observations, and time limits, may differ.
 
     Raises:
-        ValueError: if a key, the agents of a group, the number of actions, or the rule
-            by which episodes end differs. The message names the first one.
+        ValueError: if a key, the agents of a group, the number or the bounds of
+            actions, or the rule by which episodes end differs. The message names the
+            first one.
     """
     a, b = _alike(expected), _alike(actual)
     for name in [*a, *(n for n in b if n not in a)]:
@@ -220,6 +222,9 @@ def _alike(description: EnvDescription) -> dict[str, Any]:
         for key, space in leaf_spaces(group.action, (name, "action")):
             n = getattr(space, "nvec", getattr(space, "n", None))
             common[f"the number of {'/'.join(key)}"] = np.asarray(n).tolist()
+            if isinstance(space, spaces.Box):  # Random actions are drawn for all.
+                bounds = [space.low.tolist(), space.high.tolist()]
+                common[f"the interval of {'/'.join(key)}"] = bounds
     return common | {"done_on_any": description.done_on_any}
 
 

@@ -28,6 +28,8 @@ from marl_collect.storage.writer import Writer
 _Chosen = NDArray[np.int64] | slice
 _ABOUT: Final = ("traj_id", "length", "terminated")
 _QUANTILES: Final = Option("", at_least=0, at_most=1, hint="They ascend.")
+_STEPS: Final = "steps_to_next_obs"
+_DISCOUNT: Final = "gamma"
 _FILE_BYTES: Final = 2**26
 """Decoded size of a saved batch: what writing and reading one hold in memory."""
 
@@ -254,13 +256,20 @@ class Trajectories(Sequence[TensorDict], Loadable):
 
         Raises:
             TypeError: if one is not a number.
-            ValueError: if ``n`` is less than 1, ``gamma`` is not between 0 and 1, or no
-                reward is selected.
+            ValueError: if ``n`` is less than 1, ``gamma`` is not between 0 and 1, no
+                reward is selected, or a group has one of the two names.
         """
         n = require("n", n, int, Option("", at_least=1))
         gamma = require("gamma", gamma, float, Option("", at_least=0, at_most=1))
         if not any(column.is_reward for column in self.keys):
             raise ValueError("No reward is selected: add its key to select().")
+        taken = {column.key[0] for column in self.keys} & {_STEPS, _DISCOUNT}
+        if taken:
+            raise ValueError(
+                f"The dataset has keys under {sorted(taken)}, where transitions over "
+                f"{n} frames have numbers: select() other keys, or collect with a "
+                "group_map that names the group differently."
+            )
         read = partial(self._n_steps, n, gamma)
         name = f"transitions over {n} frames of {self!r}"
         return Items(name, int(self.lengths.sum()), read)
@@ -369,6 +378,6 @@ class Trajectories(Sequence[TensorDict], Loadable):
             total = weighted.new_zeros(tensors[key].shape)
             tensors[key] = total.index_add_(0, item, weighted).to(values.dtype)
         count = torch.from_numpy(steps).view(-1, 1)
-        tensors["steps_to_next_obs",] = count
-        tensors["gamma",] = (gamma ** count.double()).float()
+        tensors[_STEPS,] = count
+        tensors[_DISCOUNT,] = (gamma ** count.double()).float()
         return self._frames.nested(tensors, [len(steps)], time=False)

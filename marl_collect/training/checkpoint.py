@@ -79,7 +79,7 @@ class Checkpoint:
         self._rank_arguments = rank, world_size
         self._ranks = Ranks.of(rank, world_size)
         self._connected = self._ranks.connected
-        self._root = Path(folder)
+        self._root = Path(folder).absolute()
         self._folder = self._root
         if self._ranks.world_size > 1:
             self._folder /= f"rank-{self._ranks.rank}-of-{self._ranks.world_size}"

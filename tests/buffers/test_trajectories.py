@@ -183,3 +183,15 @@ def test_adding_many_environments_takes_as_many_calls_as_few() -> None:
             sys.setprofile(None)
         counts.append(calls)
     assert counts[1] < 1.5 * counts[0]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64]
+)
+def test_unsigned_integers_are_padded_with_zeros(dtype: torch.dtype) -> None:
+    values = torch.arange(1, 7, dtype=torch.int64).to(dtype).view(1, 3, 2)
+    ids = torch.tensor([[1, 1, 2]])
+    batch = TensorDict({"x": values, "collector": {"traj_ids": ids}}, [1, 3])
+    padded = split_trajectories(batch)["x"]
+    assert padded.dtype == dtype
+    assert padded.long().tolist() == [[[1, 2], [3, 4]], [[5, 6], [0, 0]]]

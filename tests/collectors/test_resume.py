@@ -448,3 +448,18 @@ def test_a_state_can_be_loaded_with_a_lower_limit_of_frames() -> None:
     # The running episodes are cut at once, and those after them every 20 frames.
     ends = batch["next", "truncated"][..., 0].nonzero().tolist()
     assert ends == [[k, t] for k in range(2) for t in (0, 20, 40)]
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_a_state_in_memory_stays_as_it_was_when_training_goes_on(kind: Any) -> None:
+    policy = level_policy()
+    with kind(CountingEnv, policy, frames_per_batch=8) as collector:
+        state = collector.state_dict()
+        batch = collector.next().clone()
+        with torch.no_grad():
+            policy.module.level.fill_(5.0)
+        collector.update_policy_weights_()
+        collector.load_state_dict(state)
+        assert policy.module.level.item() == 0.0
+        again = collector.next()
+        assert (again["prey", "action"] == batch["prey", "action"]).all()

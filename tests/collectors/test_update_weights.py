@@ -11,7 +11,11 @@ from tests_policies import level_policy
 from torch import nn
 from workloads.counting import CountingEnv
 
-from marl_collect.collectors import Collector, MultiSyncCollector
+from marl_collect.collectors import (
+    Collector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+)
 from marl_collect.weights.shared import SharedMemoryWeights
 
 
@@ -215,3 +219,20 @@ def test_weights_of_a_factory_have_the_names_of_its_module(source: str) -> None:
             collector.update_policy_weights_(trained().state_dict())
         collector.update_policy_weights_(SOURCES[source](trained()))
         assert actions_of(collector).tolist() == [2]
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_weights_that_are_loaded_before_the_first_batch_act_in_it(
+    kind: Any, replaced: bool
+) -> None:
+    policy = level_policy()
+    with kind(
+        CountingEnv, policy, frames_per_batch=8, update_at_each_batch=True
+    ) as collector:
+        if replaced:
+            policy.module.level = nn.Parameter(torch.tensor(5.0))
+        else:
+            policy.load_state_dict({"module.level": torch.tensor(5.0)})
+        assert (collector.next()["prey", "action"] == 5.0).all()
+        assert collector.policy_version == 1

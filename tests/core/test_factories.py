@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from gymnasium import spaces
 from workloads.counting import CountingEnv
@@ -21,7 +22,8 @@ def test_environments_with_other_keys_are_refused(more_keys: bool) -> None:
 
 
 def described(agents: str = "ab", n: Any = 2, **changes: Any) -> EnvDescription:
-    action = spaces.Discrete(n) if isinstance(n, int) else spaces.MultiDiscrete(n)
+    action: Any = spaces.Discrete(n) if isinstance(n, int) else n
+    action = spaces.MultiDiscrete(n) if isinstance(n, list) else action
     group = GroupDescription(tuple(agents), spaces.Box(0, 1, (2,)), action)
     return EnvDescription("drawn", {"g": group}, **changes)
 
@@ -37,6 +39,11 @@ def described(agents: str = "ab", n: Any = 2, **changes: Any) -> EnvDescription:
         (described(), described(n=3), "the number of g/action is 3 in environment 1"),
         (described(n=[2, 5]), described(n=[5, 2]), r"g/action is \[5, 2\]"),
         (described(), described(done_on_any=True), "done_on_any is True"),
+        (
+            described(n=spaces.Box(0, 1, (2,))),
+            described(n=spaces.Box(0, np.array([1, 2]), (2,))),
+            r"the interval of g/action is \[\[0.0, 0.0\], \[1.0, 2.0\]\] in",
+        ),
     ],
 )
 def test_environments_with_other_agents_or_actions_are_refused(

@@ -13,6 +13,7 @@ from zoo_tools import scripted
 
 from marl_collect import MarlGroupMapType
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
+from marl_collect.envs.pettingzoo.groups import AgentSpec, group_agents
 
 
 def test_a_group_map_has_the_agents_that_are_no_strings() -> None:
@@ -81,3 +82,21 @@ def test_a_group_map_that_does_not_fit_is_an_error(
 ) -> None:
     with pytest.raises(error, match=message):
         scripted(script, group_map=group_map)
+
+
+def test_a_group_that_is_split_or_renamed_leaves_the_other_names_alone() -> None:
+    sizes = {"a_0": 1, "a_1": 2, "a_kind0_0": 3, "a_kind0__0": 4, "collector_0": 1}
+    sizes |= {"collector_agents_0": 2, "collector_agents_1": 2}
+    specs = [
+        AgentSpec(name, name, "", 0, spaces.Box(0, 1, (size,)), spaces.Discrete(2))
+        for name, size in sizes.items()
+    ]
+    groups = group_agents(specs, None, parallel=True)
+    assert groups == {
+        "a_kind0__": ["a_0"],
+        "a_kind1": ["a_1"],
+        "a_kind0": ["a_kind0_0"],
+        "a_kind0_": ["a_kind0__0"],
+        "collector_agents_": ["collector_0"],
+        "collector_agents": ["collector_agents_0", "collector_agents_1"],
+    }

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from storage_streams import collected, write
 from tensordict import TensorDict
 
 from marl_collect import open_dataset
@@ -192,3 +193,15 @@ def test_normalised_items_have_the_moments_0_and_1(
         frames.moments("nothing")
     with pytest.raises(KeyError, match="prey"):
         frames.select("hunter").normalised(moments)
+
+
+def test_n_step_transitions_do_not_overwrite_a_group(tmp_path: Path) -> None:
+    about, batches = collected(3, frames=30)
+    for batch in batches:
+        batch["gamma", "observation"] = torch.ones(*batch.shape, 2)
+    write(tmp_path, batches, about)
+    trajectories = open_dataset(tmp_path).trajectories
+    with pytest.raises(ValueError, match=r"has keys under \['gamma'\]"):
+        trajectories.n_step(2)
+    some = trajectories.select("prey", ("next", "prey")).n_step(2)
+    assert some[0]["gamma"].shape == (1,)

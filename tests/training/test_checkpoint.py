@@ -106,7 +106,7 @@ def test_a_loop_goes_on_exactly_after_a_signal(
     assert not (tmp_path / "stopped" / "result.pt").exists()
     with started(tmp_path, "stopped", "--resume") as program:
         text = output(program)
-        assert "Resumed stopped/checkpoints/last.pt." in text
+        assert f"Resumed {tmp_path / 'stopped/checkpoints/last.pt'}." in text
         assert "\n80 frames" not in text
     resumed = torch.load(tmp_path / "stopped" / "result.pt")
     assert straight["rows"] == resumed["rows"]
@@ -208,3 +208,16 @@ def test_what_could_not_be_read_again_is_not_written(
         with pytest.raises(TypeError, match="parts / rows / 1 / return is of type"):
             checkpoint.save()
     assert (tmp_path / "checkpoints" / "last.pt").read_bytes() == before
+
+
+def test_a_change_of_the_working_directory_does_not_move_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved = Checkpoint("run", {"rows": [1]})
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    saved.save()
+    rows: list[int] = []
+    with Checkpoint(tmp_path / "run", {"rows": rows}, resume=True):
+        assert rows == [1]
