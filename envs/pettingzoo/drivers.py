@@ -309,7 +309,15 @@ class AECDriver:
             self._agent = env.agent_selection
 
     def _is_dead(self, agent: Any) -> bool:
-        return bool(self._terminations[agent] or self._truncations[agent])
+        try:
+            return bool(self._terminations[agent] or self._truncations[agent])
+        except KeyError as error:
+            raise RuntimeError(
+                f"{self._name}: agent {agent} has the turn (env.agent_selection) or is "
+                "in env.agents, but has no flag in env.terminations or truncations: "
+                f"found {list(self._terminations)}. A step that removes an agent must "
+                "give the turn to another one."
+            ) from error
 
     def _step_dead(self) -> None:
         """Step the dead agent whose turn it is with None, which removes it.

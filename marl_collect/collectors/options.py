@@ -257,9 +257,9 @@ class WorkerOptions(ProcessOptions):
         bool,
         Option(
             "check every action before the environment gets it. An action that is not "
-            "finite, out of range or illegal raises a `PolicyError` that names group, "
-            "agent and frame. Without this check, invalid actions reach the "
-            "environment, which may refuse them"
+            "finite, not in a space of integers or illegal raises a `PolicyError` that "
+            "names group, agent and frame. Without this check, invalid actions reach "
+            "the environment, which may refuse them"
         ),
     ] = False
     trust_policy: Annotated[

@@ -263,11 +263,14 @@ class Evaluator(Closing):
                 evaluation.
             KeyError: if ``weights`` have other names than the policy, or there is no
                 policy ``model_id``.
-            ValueError: if ``weights`` do not fit the policy.
+            TypeError: if a number is no integer.
+            ValueError: if ``weights`` do not fit the policy, or there is no episode.
         """
         if self._closed:
             raise ClosedError("This Evaluator is closed: create a new one.")
-        if not 0 <= first < episodes:
+        episodes = require("episodes", episodes, int, Option("", at_least=1))
+        first = require("first", first, int, Option("", at_least=0))
+        if first >= episodes:
             raise ValueError(
                 f"episodes must be at least 1 and more than first, but is {episodes}, "
                 f"and first is {first}."

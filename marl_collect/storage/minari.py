@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from operator import getitem
 from pathlib import Path
 from typing import Any, Final
@@ -66,7 +67,8 @@ def export_minari(
         The folder of the new dataset.
 
     Raises:
-        ValueError: if the id is none of Minari's, or there are no episodes.
+        ValueError: if the id is none of Minari's, there are no episodes, or the names
+            of two groups would be a file and a folder.
         KeyError: if keys that Minari needs are missing.
         ImportError: if a package is missing. The message says what to install.
         FileExistsError: if there is a dataset with this id.
@@ -201,7 +203,16 @@ def _sources(trajectories: Trajectories) -> dict[Key, _Source]:
         return np.sum([*values], 0)
 
     sources["rewards",] = team, (), None
-    return sources | _infos(fields, {*needed})
+    sources |= _infos(fields, {*needed})
+    paths = sorted("/".join(path).split("/") for path in sources)
+    for path, following in pairwise(paths):
+        if following[: len(path)] == path:
+            raise ValueError(
+                f"{'/'.join(path)} and {'/'.join(following)} cannot both be in a file "
+                "of Minari, whose folders are named by '/': collect with a group_map "
+                "whose names have none."
+            )
+    return sources
 
 
 def _infos(

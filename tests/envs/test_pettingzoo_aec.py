@@ -109,6 +109,13 @@ def test_an_agent_that_is_dead_after_the_reset_and_not_removed_is_an_error() -> 
         PettingZooWrapper(raw).rollout(9)
 
 
+def test_a_turn_of_an_agent_that_was_removed_is_an_error() -> None:
+    raw = ScriptedTurns(Script(max_cycles=9))
+    altered(raw, step=lambda _: raw.terminations.pop(raw.agent_selection))
+    with pytest.raises(RuntimeError, match=r"agent_1 has the turn .*no flag in env"):
+        PettingZooWrapper(raw).rollout(9)
+
+
 def test_an_agent_that_is_dead_after_the_reset_takes_no_part() -> None:
     raw = ScriptedTurns()
 

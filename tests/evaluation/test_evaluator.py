@@ -286,6 +286,28 @@ def test_an_evaluator_stays_usable_after_weights_that_do_not_fit() -> None:
         assert evaluator.evaluate(6) == expected
 
 
+@pytest.mark.parametrize(
+    ("numbers", "error", "message"),
+    [
+        ((2.5, 0), TypeError, "episodes must be an integer .*2.5"),
+        ((True, 0), TypeError, "episodes must be an integer .*True"),
+        ((0, 0), ValueError, "episodes must be an integer of at least 1"),
+        ((2, 1.0), TypeError, "first must be an integer .*1.0"),
+        ((2, -1), ValueError, "first must be an integer of at least 0"),
+        ((2, 2), ValueError, "more than first, but is 2"),
+    ],
+)
+def test_numbers_of_episodes_are_checked(
+    numbers: Any, error: type[Exception], message: str
+) -> None:
+    episodes, first = numbers
+    with (
+        Evaluator(None, CountingEnv) as evaluator,
+        pytest.raises(error, match=message),
+    ):
+        evaluator.evaluate(episodes, first=first)
+
+
 def test_a_closed_evaluator_raises_an_error() -> None:
     evaluator = Evaluator(None, CountingEnv)
     evaluator.close()

@@ -1,6 +1,7 @@
 """Minari reads exports."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ pytest.importorskip("minari", reason="needs the extra minari")
 import minari
 import torch
 from gymnasium import spaces
-from storage_streams import write
+from storage_streams import collected, write
 from support.datasets import record_here
 from tensordict import TensorDict
 from workloads.counting import CountingEnv, CountingOptions
@@ -188,3 +189,18 @@ def test_an_export_that_fails_leaves_nothing(
     with pytest.raises(ImportError, match=r"needs h5py.*marl-collect\[minari\]"):
         export_minari(episodes, "x-v0")
     assert not list(store.iterdir())
+
+
+def test_groups_that_would_be_a_file_and_its_folder_are_refused(tmp_path: Path) -> None:
+    about, batches = collected(2, frames=40)
+    groups = about.environment.groups
+    names = {"hunter": "team", "prey": "team/red/observation"}
+    for batch in batches:
+        for name, other in names.items():
+            batch[other] = batch.pop(name)
+            batch["next", other] = batch["next"].pop(name)
+    renamed = {names[name]: group for name, group in groups.items()}
+    environment = replace(about.environment, groups=renamed)
+    write(tmp_path / "d", batches, replace(about, environment=environment))
+    with pytest.raises(ValueError, match="cannot both be in a file of Minari"):
+        export_minari(open_dataset(tmp_path / "d"), "slashes-v0")
