@@ -99,6 +99,8 @@ def test_in_workers(kind: Any, names: Sequence[str], way: str) -> None:
                 missing -= {worker}
         if passed is None:
             assert collector.policy is None
+            keys = collector.getattr_policy("out_keys")
+            assert ("hunter", "action") in keys
         else:
             check_module(collector.policy, passed, expected[0])
 

@@ -69,14 +69,6 @@ def test_attributes_of_the_policy_can_be_read(kind: Any) -> None:
             collector.getattr_policy("nonsense")
 
 
-def test_attributes_of_a_policy_in_the_workers_can_be_read() -> None:
-    with MultiSyncCollector(
-        [CountingEnv] * 2, policy_factory=level_policy, frames_per_batch=10
-    ) as collector:
-        assert collector.policy is None
-        assert collector.getattr_policy("out_keys")[1] == ("hunter", "action")
-
-
 class Sealed:
     """Can be pickled, but not unpickled."""
 

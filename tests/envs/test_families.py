@@ -209,25 +209,15 @@ class Game(Stock):
 
 @dataclass(frozen=True)
 class Case:
-    """A task, whose frames are compared.
+    """A task, whose frames are compared."""
 
-    Attributes:
-        task: with its family.
-        stock: the library's environment.
-        frames: how many are compared.
-        ends: whether episodes that ended were terminated and truncated.
-        arguments: of the task.
-        ours: keywords that only our environment takes.
-        checked: keywords with which it must pass ``check_env``.
-    """
-
-    task: str
-    stock: type[Stock]
-    frames: int = 120
-    ends: tuple[tuple[bool, bool], ...] = (TRUNCATED,)
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    ours: Mapping[str, Any] = field(default_factory=dict)
-    checked: Mapping[str, Any] = field(default_factory=dict)
+    task: str  # with its family
+    stock: type[Stock]  # the library's environment
+    frames: int = 120  # how many are compared
+    ends: tuple[tuple[bool, bool], ...] = (TRUNCATED,)  # (terminated, truncated)
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # of the task
+    ours: Mapping[str, Any] = field(default_factory=dict)  # of our environment only
+    checked: Mapping[str, Any] = field(default_factory=dict)  # also passes `check_env`
 
     @property
     def name(self) -> str:

@@ -39,29 +39,17 @@ def mix(*numbers: Any) -> Any:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of agents.
+    """One kind of agents."""
 
-    Attributes:
-        n: number of agents.
-        nested: observations are Dicts of numbers and an image.
-        action: ``"discrete"``, ``"multi"``, ``"box"``, ``"dict"`` or ``"one_hot"``.
-        masked: has an action mask; needs Discrete actions.
-        waits: the simulator says who acts.
-        has_mask: whether ``(g, "mask")`` is in batches.
-        info: has an info.
-        total: has ``episode_reward``.
-        shared: one reward for all agents.
-    """
-
-    n: int = 2
-    nested: bool = False
-    action: str = "discrete"
-    masked: bool = False
-    waits: bool = False
-    has_mask: bool = True
-    info: bool = False
-    total: bool = False
-    shared: bool = False
+    n: int = 2  # number of agents
+    nested: bool = False  # observations are Dicts of numbers and an image
+    action: str = "discrete"  # or `multi`, `box`, `dict`, `one_hot`
+    masked: bool = False  # has an action mask; needs Discrete actions
+    waits: bool = False  # the simulator says who acts
+    has_mask: bool = True  # whether `(g, "mask")` is in batches
+    info: bool = False  # has an info
+    total: bool = False  # has `episode_reward`
+    shared: bool = False  # one reward for all agents
 
     def describe(self, name: str) -> GroupDescription:
         """Return the description of the group."""
@@ -90,31 +78,18 @@ class Kind:
 
 @dataclass(frozen=True)
 class Spec:
-    """Specifies a simulator; ``draw`` returns a random one.
+    """Specifies a simulator; ``draw`` returns a random one."""
 
-    Attributes:
-        kinds: of agents, by group.
-        length: frames of the longest episode.
-        limit: ``time_limit``.
-        deaths: one in so many agents ends in a step; 0: none before the world does.
-        cuts: agents and worlds may be truncated, too.
-        by_world: flags are those of worlds instead of agents.
-        any_ends: ``done_on_any``.
-        state: has a state at the root.
-        repeats: whether it says that episodes repeat.
-        rounds: the sums of rewards depend on the order in which they are added.
-    """
-
-    kinds: Mapping[str, Kind]
-    length: int = 7
-    limit: int | None = None
-    deaths: int = 0
-    cuts: bool = False
-    by_world: bool = False
-    any_ends: bool = False
-    state: bool = False
-    repeats: bool = True
-    rounds: bool = False
+    kinds: Mapping[str, Kind]  # of agents, by group
+    length: int = 7  # frames of the longest episode
+    limit: int | None = None  # `time_limit`
+    deaths: int = 0  # one in so many agents ends in a step; 0: none before the world
+    cuts: bool = False  # agents and worlds may be truncated, too
+    by_world: bool = False  # flags are those of worlds instead of agents
+    any_ends: bool = False  # `done_on_any`
+    state: bool = False  # has a state at the root
+    repeats: bool = True  # whether it says that episodes repeat
+    rounds: bool = False  # the sums of rewards depend on the order of adding
 
     @classmethod
     def draw(cls, seed: int) -> Self:

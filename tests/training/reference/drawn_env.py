@@ -2,45 +2,75 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import numpy as np
+import pytest
 from gymnasium import spaces
 
 from marl_collect.core.description import EnvDescription, GroupDescription, Row
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.flags import Flags
+from marl_collect.training.options import Setup
 
 PICTURE = (32, 32, 3)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What is drawn.
+    """What is drawn."""
 
-    Attributes:
-        groups: number of agents of each group.
-        continuous: groups with Box actions; the others have Discrete ones.
-        turns: whether one agent acts per frame, and the others wait.
-        deaths: probability that a living agent ends in a frame.
-        returns: probability that an agent that ended acts again after a frame.
-        length: frames of an episode that does not end early.
-        truncates: whether this is a time limit; otherwise agents are terminated.
-        action_mask: whether Discrete actions may be illegal.
-        picture: whether there is a picture beside the vector.
-        done_on_any: whether the episode ends with the first agent that is done.
-    """
+    groups: Mapping[str, int]  # number of agents of each group
+    continuous: tuple[str, ...] = ()  # have Box actions; the others Discrete ones
+    turns: bool = False  # whether one agent acts per frame, and the others wait
+    deaths: float = 0.0  # probability that an agent ends in a frame
+    returns: float = 0.0  # probability that an agent that ended acts again
+    length: int = 9  # frames of an episode that does not end early
+    truncates: bool = True  # whether this is a time limit; else terminated
+    action_mask: bool = False  # whether Discrete actions may be illegal
+    picture: bool = False  # whether there is a picture beside the vector
+    done_on_any: bool = False  # whether an episode ends with the first agent
 
-    groups: Mapping[str, int]
-    continuous: tuple[str, ...] = ()
-    turns: bool = False
-    deaths: float = 0.0
-    returns: float = 0.0
-    length: int = 9
-    truncates: bool = True
-    action_mask: bool = False
-    picture: bool = False
-    done_on_any: bool = False
+
+def draw_kind(
+    pick: Random, groups: Mapping[str, int], *, discrete: bool = True, **more: Any
+) -> Kind:
+    """Draw an environment with these groups."""
+    return Kind(
+        groups=groups,
+        deaths=pick.choice([0.0, 0.15]),
+        returns=pick.choice([0.0, 0.3]),
+        length=pick.choice([4, 7, 30]),
+        truncates=pick.random() < 0.6,
+        action_mask=discrete and pick.random() < 0.5,
+        picture=pick.random() < 0.25,
+        done_on_any=pick.random() < 0.2,
+        **more,
+    )
+
+
+def draw_setup(pick: Random, algorithm: str) -> Setup:
+    """Draw a setup of an algorithm."""
+    return Setup(
+        algorithm,
+        centralised=pick.random() < 0.4,
+        share_params=pick.random() < 0.5,
+        agent_ids=pick.random() < 0.4,
+    )
+
+
+def noted_draws(learner: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list of what a learner takes from its replay buffer from now on."""
+    taken: list[Any] = []
+    take = learner.replay.take
+
+    def noted(rows: Any) -> Any:
+        taken.append(rows.tolist())
+        return take(rows)
+
+    monkeypatch.setattr(learner.replay, "take", noted)
+    return taken
 
 
 def assert_varied(cases: list[dict[str, Any]], table: Mapping[str, str]) -> None:

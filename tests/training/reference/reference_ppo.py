@@ -219,33 +219,19 @@ def rewards(batch: Any, settings: Settings) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Episodes:
-    """One environment's frames, with all agents of all groups side by side, ``[T, R]``.
+    """One environment's frames; agents of all groups are side by side, ``[T, R]``."""
 
-    Attributes:
-        team: whether agents have a common reward.
-        acts: which agents act in a frame.
-        done: which have ended before it.
-        next_acts: which act after it.
-        next_done: which have ended after it.
-        terminated: which of these have no return any more.
-        over: whether the episode has ended after the frame, ``[T]``.
-        fell: whether no return follows, ``[T]``.
-        reward: of the frame.
-        value: of the observations before it.
-        next_value: of the observations after it.
-    """
-
-    team: bool
-    acts: Any
-    done: Any
-    next_acts: Any
-    next_done: Any
-    terminated: Any
-    over: Any
-    fell: Any
-    reward: Any
-    value: Any
-    next_value: Any
+    team: bool  # whether agents have a common reward
+    acts: Any  # which agents act in a frame
+    done: Any  # which have ended before it
+    next_acts: Any  # which act after it
+    next_done: Any  # which have ended after it
+    terminated: Any  # which of these have no return any more
+    over: Any  # whether the episode has ended after the frame, `[T]`
+    fell: Any  # whether no return follows, `[T]`
+    reward: Any  # of the frame
+    value: Any  # of the observations before it
+    next_value: Any  # of the observations after it
 
     def follows(self, t: int, i: int) -> bool:
         """Whether agent ``i`` acts after frame ``t``, or would but for a limit."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import reference_maddpg as reference
 import torch
-from drawn_env import DrawnEnv, Kind, assert_varied
+from drawn_env import DrawnEnv, Kind, assert_varied, draw_kind, draw_setup, noted_draws
 from reference_networks import settings_of, weights_of
 
 from marl_collect import Collector
@@ -26,22 +26,8 @@ def drawn(seed: int) -> tuple[Kind, Setup, dict[str, Any]]:
     groups = {"red": pick.randint(1, 3)}
     if pick.random() < 0.5:
         groups["blue"] = pick.randint(1, 2)
-    kind = Kind(
-        groups=groups,
-        continuous=tuple(groups),
-        deaths=pick.choice([0.0, 0.15]),
-        returns=pick.choice([0.0, 0.3]),
-        length=pick.choice([4, 7, 30]),
-        truncates=pick.random() < 0.6,
-        picture=pick.random() < 0.25,
-        done_on_any=pick.random() < 0.2,
-    )
-    setup = Setup(
-        pick.choice(["maddpg", "maddpg", "iddpg"]),
-        centralised=pick.random() < 0.4,
-        share_params=pick.random() < 0.5,
-        agent_ids=pick.random() < 0.4,
-    )
+    kind = draw_kind(pick, groups, discrete=False, continuous=tuple(groups))
+    setup = draw_setup(pick, pick.choice(["maddpg", "maddpg", "iddpg"]))
     sees_several = setup.centralised or setup.algorithm == "maddpg"
     return (
         kind,
@@ -141,16 +127,10 @@ def test_an_update_moves_weights_and_targets_by_definition(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(seed)
-    taken: list[Any] = []
-    take = case.learner.replay.take
-
-    def noted(drawn_rows: Any) -> Any:
-        taken.append([(b, t) for b, t, _ in drawn_rows.tolist()])
-        return take(drawn_rows)
-
-    monkeypatch.setattr(case.learner.replay, "take", noted)
+    taken = noted_draws(case.learner, monkeypatch)
     case.learner.update(case.batch, progress=1.0)
-    (frames,) = taken
+    frames = [(b, t) for b, t, _ in taken.pop()]
+    assert not taken
     assert len(frames) == 30
     _, gradients = case.expected(frames)
     value = case.options.value

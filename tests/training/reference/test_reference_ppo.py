@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import reference_ppo as reference
 import torch
-from drawn_env import DrawnEnv, Kind, assert_varied, combinations
+from drawn_env import DrawnEnv, Kind, assert_varied, combinations, draw_kind, draw_setup
 from reference_networks import observe_last_actions, settings_of, weights_of
 
 from marl_collect import Collector
@@ -34,24 +34,9 @@ def drawn(seed: int) -> tuple[Kind, Setup, dict[str, Any]]:
         {"blue": pick.randint(1, 2)} if several else {}
     )
     continuous = tuple(name for name in groups if pick.random() < 0.3)
-    kind = Kind(
-        groups=groups,
-        continuous=continuous,
-        turns=pick.random() < 0.4,
-        deaths=pick.choice([0.0, 0.15]),
-        returns=pick.choice([0.0, 0.3]),
-        length=pick.choice([4, 7, 30]),
-        truncates=pick.random() < 0.6,
-        action_mask=pick.random() < 0.5,
-        picture=pick.random() < 0.25,
-        done_on_any=pick.random() < 0.2,
-    )
-    setup = Setup(
-        pick.choice(["ippo", "mappo"]),
-        centralised=pick.random() < 0.4,
-        share_params=pick.random() < 0.5,
-        agent_ids=pick.random() < 0.4,
-    )
+    turns = pick.random() < 0.4
+    kind = draw_kind(pick, groups, continuous=continuous, turns=turns)
+    setup = draw_setup(pick, pick.choice(["ippo", "mappo"]))
     settings = {
         "gamma": pick.choice([1.0, 0.95, 0.6]),
         "reward": pick.choice(["agent", "team"]),

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 import reference_values as reference
 import torch
-from drawn_env import DrawnEnv, Kind, assert_varied, combinations
+from drawn_env import (
+    DrawnEnv,
+    Kind,
+    assert_varied,
+    combinations,
+    draw_kind,
+    draw_setup,
+    noted_draws,
+)
 from reference_networks import observe_last_actions, settings_of, weights_of
 
 from marl_collect import Collector
@@ -27,23 +35,10 @@ def drawn(seed: int) -> tuple[Kind, Setup, dict[str, Any]]:
     algorithm = pick.choice(["iql", "vdn", "qmix"])
     recurrent = pick.choice([None, "gru"])
     replay = "auto" if recurrent else pick.choice(["auto", "frames", "episodes"])
-    kind = Kind(
-        groups={"red": pick.randint(1, 3)},
-        turns=algorithm != "iql" and pick.random() < 0.4,
-        deaths=pick.choice([0.0, 0.15]),
-        returns=pick.choice([0.0, 0.3]),
-        length=pick.choice([4, 7, 30]),
-        truncates=pick.random() < 0.6,
-        action_mask=pick.random() < 0.5,
-        picture=pick.random() < 0.25,
-        done_on_any=pick.random() < 0.2,
-    )
-    setup = Setup(
-        algorithm,
-        centralised=pick.random() < 0.4,
-        share_params=pick.random() < 0.5,
-        agent_ids=pick.random() < 0.4,
-    )
+    groups = {"red": pick.randint(1, 3)}
+    turns = algorithm != "iql" and pick.random() < 0.4
+    kind = draw_kind(pick, groups, turns=turns)
+    setup = draw_setup(pick, algorithm)
     settings = {
         "gamma": pick.choice([1.0, 0.95, 0.6]),
         "reward": pick.choice(["agent", "team"]),
@@ -163,16 +158,10 @@ def test_an_update_moves_weights_and_targets_by_definition(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(seed)
-    taken: list[Any] = []
-    take = case.learner.replay.take
-
-    def noted(sequences: Any) -> Any:
-        taken.append([(row, t, t + n) for row, t, n in sequences.tolist()])
-        return take(sequences)
-
-    monkeypatch.setattr(case.learner.replay, "take", noted)
+    taken = noted_draws(case.learner, monkeypatch)
     case.learner.update(case.batch, progress=1.0)
-    (sequences,) = taken
+    sequences = [(row, t, t + n) for row, t, n in taken.pop()]
+    assert not taken
     value = case.value
     size = value.minibatch_episodes if case.whole else value.minibatch_frames
     assert len(sequences) == size
