@@ -130,8 +130,9 @@ def check_target(folder: Path) -> list[BatchFile]:
         return []
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file: pass a folder.")
-    files = list_files(folder, check=False)
+    # Files that another writer adds between the listings are no others.
     others = [p.name for p in folder.glob("[!.]*") if p.name != "README.md"]
+    files = list_files(folder, check=False)
     if others and not files:
         raise FileExistsError(
             f"{folder} holds no dataset, but {others[0]}: write to a new or empty "
