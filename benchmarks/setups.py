@@ -88,6 +88,15 @@ class Study:
 
 
 STUDIES = {
+    "simple_spread_ppo": Study(
+        f"simple_spread_v3 {PPO}",
+        PPO_ABOUT,
+        baselines={"hand-written": -45.5},
+        seeds=10,
+    ),
+    "multiwalker_ppo": Study(
+        f"multiwalker_v9 {PPO} --set ppo.anneal=true", PPO_ABOUT, seeds=10
+    ),
     "pair_crossed": Study(
         f"workloads.pair:PairEnv --env task=crossed {PAIR}",
         "Each of two agents sees one bit and is rewarded for the action that equals "
@@ -131,15 +140,6 @@ STUDIES = {
         "with every seed. The cause was not examined.",
         agent=-60.0,
         length=200.0,
-    ),
-    "simple_spread_ppo": Study(
-        f"simple_spread_v3 {PPO}",
-        PPO_ABOUT,
-        baselines={"hand-written": -45.5},
-        seeds=10,
-    ),
-    "multiwalker_ppo": Study(
-        f"multiwalker_v9 {PPO} --set ppo.anneal=true", PPO_ABOUT, seeds=10
     ),
     "simple_spread_grid": Study(
         "simple_spread_v3 --frames 100000 --seeds 3 --set eval_interval=20000 "
@@ -258,8 +258,9 @@ def write_page() -> None:
         "local or centralised observations. All setups of a study use the same number "
         "of frames and the same evaluation episodes, with several seeds. `python "
         "benchmarks/setups.py page` generates this page; each section shows the "
-        "command for its runs, whose report also has returns per agent and costs. The "
-        "runs predate the rule for [agents that wait or "
+        "command for its runs, whose report also has returns per agent and costs. All "
+        "runs of the first study are of one commit. Those of the others are older, and "
+        "predate the rule for [agents that wait or "
         "die](groups_and_masks.md#advantages-of-agents-that-wait-or-die), which does "
         "not affect these tasks: all agents act in every frame. The QMIX results on "
         "pairs predate its mixer's [normalised observations](examples.md#curves). In "

@@ -9,7 +9,7 @@ from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.buffers.compact_observations import restore_next
-from marl_collect.collectors import delivery
+from marl_collect.core.host_copies import moved as moved_to
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
 
@@ -26,7 +26,7 @@ def test_a_batch_on_a_slot_is_moved_in_one_copy() -> None:
         batch = collector.next()
         assert len(memories(batch)) == 1
 
-        moved = delivery.moved(batch, torch.device("cpu"))
+        moved = moved_to(batch, torch.device("cpu"))
 
         assert len(memories(moved)) == 1
         assert memories(moved) != memories(batch)
@@ -43,7 +43,7 @@ def test_observations_of_compact_obs_are_moved_too() -> None:
         [CountingEnv] * 2, frames_per_batch=40, seed=0, compact_obs=True
     ) as collector:
         batch = collector.next()
-        moved = delivery.moved(batch, torch.device("cpu"))
+        moved = moved_to(batch, torch.device("cpu"))
         assert len(memories(moved)) == 1
         assert (restore_next(moved) == restore_next(batch)).all()
 
@@ -54,13 +54,13 @@ def test_a_batch_in_several_memories_is_moved() -> None:
     ) as collector:
         batch = collector.next()
         assert len(memories(batch)) > 1
-        assert (delivery.moved(batch, torch.device("cpu")) == batch).all()
+        assert (moved_to(batch, torch.device("cpu")) == batch).all()
 
 
 def test_a_batch_can_be_moved_to_the_meta_device() -> None:
     with Collector(CountingEnv, frames_per_batch=10) as collector:
         batch = collector.next()
-        moved = delivery.moved(batch, torch.device("meta"))
+        moved = moved_to(batch, torch.device("meta"))
     assert moved.device == torch.device("meta")
     for key in batch.keys(include_nested=True, leaves_only=True):
         assert moved[key].is_meta
