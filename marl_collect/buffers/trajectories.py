@@ -129,7 +129,8 @@ def _padded(
     invalid = ~mask
     if bool(invalid.any()):
         for leaf in out.values(include_nested=True, leaves_only=True):
-            leaf.view(_SIGNED.get(leaf.dtype, leaf.dtype))[invalid] = 0
+            signed = _SIGNED.get(leaf.dtype)  # Gradients do not pass such a view.
+            (leaf if signed is None else leaf.view(signed))[invalid] = 0
     out.set(mask_key, mask)
     out.names = [None, "time"]
     return out
