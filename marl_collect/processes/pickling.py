@@ -82,7 +82,7 @@ def _is_found(obj: Any) -> bool:
         return False
     if not _can_import(found.__name__, found):
         return False
-    for part in obj.__qualname__.split("."):
+    for part in getattr(obj, "__qualname__", "").split("."):  # A partial has none.
         found = getattr(found, part, None)
     return found is obj
 
