@@ -44,7 +44,7 @@ PAIR = (
 PPO = (
     "--setup ippo-local-own --setup ippo-local-shared --setup ippo-local-shared-ids "
     "--setup mappo-local-own --setup mappo-local-shared --setup mappo-local-shared-ids "
-    "--frames 500000 --seeds 10 --workers 1 --set envs_per_worker=16"
+    "--workers 1 --set envs_per_worker=16"
 )
 PPO_ABOUT = (
     "Does a centralised critic help, and do shared parameters? IPPO has local critics "
@@ -89,13 +89,27 @@ class Study:
 
 STUDIES = {
     "simple_spread_ppo": Study(
-        f"simple_spread_v3 {PPO}",
+        f"simple_spread_v3 {PPO} --frames 500000 --seeds 10",
         PPO_ABOUT,
         baselines={"hand-written": -45.5},
         seeds=10,
     ),
     "multiwalker_ppo": Study(
-        f"multiwalker_v9 {PPO} --set ppo.anneal=true", PPO_ABOUT, seeds=10
+        f"multiwalker_v9 {PPO} --frames 500000 --seeds 10 --set ppo.anneal=true",
+        PPO_ABOUT,
+        seeds=10,
+    ),
+    "lbforaging_ppo": Study(
+        f"lbforaging/10x10-3p-3f {PPO} --frames 2000000 --seeds 10 "
+        "--set eval_interval=100000",
+        PPO_ABOUT,
+        seeds=10,
+    ),
+    "coins_ppo": Study(
+        f"meltingpot/coins {PPO} --frames 300000 --seeds 5 "
+        "--set eval_episodes=8 --set final_episodes=16",
+        PPO_ABOUT,
+        seeds=5,
     ),
     "pair_crossed": Study(
         f"workloads.pair:PairEnv --env task=crossed {PAIR}",
