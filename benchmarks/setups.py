@@ -6,15 +6,17 @@
     python benchmarks/setups.py unpack               # committed results to runs/setups
 
 Each study is one `marl-collect compare` command, which is printed. An interrupted study
-continues when it is run again. `page` also packs the small files of all runs of a study
-into one file, `benchmarks/results/setups/NAME.json`, which is committed. After
-`unpack`, `marl-collect compare --report runs/setups/simple_spread` prints its tables,
-and `run` trains only what is not in the file.
+continues when it is run again, with the commit that began it. `page` also packs the
+small files of all runs of a study into one file, `benchmarks/results/setups/NAME.json`,
+which is committed. After `unpack`, `marl-collect compare --report
+runs/setups/simple_spread` prints its tables, and `run` trains only what is not in the
+file.
 """
 
 import argparse
 import json
 import shlex
+import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "setups"
 COMMITTED = ROOT / "benchmarks" / "results" / "setups"
 PAGE = ROOT / "docs" / "comparison.md"
+COMMIT = "commit.json"
 SMALL = {CONFIG, EVALUATIONS, RESULT, RANDOM}
 
 PAIR = (
@@ -185,10 +188,32 @@ def train(names: list[str]) -> None:
         arguments = [*shlex.split(STUDIES[name].command), "--out", str(folder)]
         if any(folder.rglob(CONFIG)):
             arguments.append("--resume")
+            check_commit(folder)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / COMMIT).write_text(json.dumps(this_commit()), "utf-8")
         print("marl-collect compare", shlex.join(arguments), flush=True)
         code = app(["compare", *arguments], standalone_mode=False)
         if code:
             raise SystemExit(code)
+
+
+def this_commit() -> str:
+    """Return the commit that is checked out, with a mark if files were changed."""
+    command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    return subprocess.check_output(command, cwd=ROOT, text=True).strip()
+
+
+def check_commit(folder: Path) -> None:
+    """Refuse to go on with runs that another commit began."""
+    path = folder / COMMIT
+    begun = json.loads(path.read_text("utf-8")) if path.exists() else this_commit()
+    if begun != this_commit():
+        raise SystemExit(
+            f"The runs in {folder} are of commit {begun}, but {this_commit()} is "
+            "checked out. Check that commit out to go on with them, or remove the "
+            "folder to begin anew."
+        )
 
 
 def pack(name: str) -> None:
@@ -197,7 +222,7 @@ def pack(name: str) -> None:
     files = {
         path.relative_to(folder).as_posix(): json.loads(path.read_text("utf-8"))
         for path in sorted(folder.rglob("*.json"))
-        if path.name == RANDOM
+        if path.name in (RANDOM, COMMIT)
         or (path.name in SMALL and (path.parent / RESULT).exists())
     }
     packed(name).parent.mkdir(parents=True, exist_ok=True)
@@ -245,6 +270,9 @@ def section(name: str) -> str:
     # The page has the returns of the team; the command's report has all tables.
     returns = remainder.partition("\nReturn per agent")[0].rstrip()
     blocks = [heading, "", study.about, "", command, returns]
+    commit = json.loads(packed(name).read_text("utf-8")).get(COMMIT)
+    if commit:
+        blocks += ["", f"All runs are of commit {commit}."]
     if study.team is not None or study.agent is not None:
         blocks += ["", anchors(study, runs)]
     return "\n".join(blocks)
@@ -272,9 +300,9 @@ def write_page() -> None:
         "local or centralised observations. All setups of a study use the same number "
         "of frames and the same evaluation episodes, with several seeds. `python "
         "benchmarks/setups.py page` generates this page; each section shows the "
-        "command for its runs, whose report also has returns per agent and costs. All "
-        "runs of the first study are of one commit. Those of the others are older, and "
-        "predate the rule for [agents that wait or "
+        "command for its runs, whose report also has returns per agent and costs. Runs "
+        "of studies for which no commit is given are older, and predate the rule for "
+        "[agents that wait or "
         "die](groups_and_masks.md#advantages-of-agents-that-wait-or-die), which does "
         "not affect these tasks: all agents act in every frame. The QMIX results on "
         "pairs predate its mixer's [normalised observations](examples.md#curves). In "
