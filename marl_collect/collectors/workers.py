@@ -320,8 +320,7 @@ class Workers:
     def steps(self) -> int:
         """Return the number of frames that the workers have stepped so far."""
         return sum(
-            self._pool.progress(index).steps * size
-            for index, size in enumerate(self.sizes)
+            self._pool.steps(index) * size for index, size in enumerate(self.sizes)
         )
 
     def metrics(self) -> dict[str, Any]:

@@ -47,7 +47,6 @@ from marl_collect.processes.closing import CLOSE_SECONDS
 from marl_collect.processes.context import Call
 from marl_collect.processes.launcher import COLLECTOR_MODULES
 from marl_collect.processes.shared_memory import MemoryHandle, Segment
-from marl_collect.processes.status_board import CELLS, Line, WorkerProgress
 
 _LOOK_SECONDS: Final = 1.0
 """Between two questions whether an actor still answers."""
@@ -79,8 +78,8 @@ class Actor:
         failed: the failures of its workers that were raised.
         restarts: how often it, or a worker of it, failed and was replaced.
         lost: why it is lost.
-        looked: reference to its status lines.
-        status: the last of these.
+        looked: reference to the steps of its workers.
+        seen: the last of these; empty if there are none.
         earlier: steps of the workers of the actors that it replaces.
         silent: seconds for which it has not answered.
         checked: when that was added up.
@@ -103,7 +102,7 @@ class Actor:
     restarts: int = 0
     lost: str | None = None
     looked: Any = None
-    status: bytes = b""
+    seen: Sequence[int] = ()
     earlier: dict[int, int] = field(default_factory=dict)
     silent: float = 0.0
     checked: float = 0.0
@@ -119,12 +118,9 @@ class Actor:
         method = getattr(self.handle, name)
         return method.options(concurrency_group=group).remote(*args)
 
-    def progress(self, worker: int) -> WorkerProgress:
-        """Return what a worker was doing when the actor was looked at last."""
-        cells = memoryview(self.status or bytes(8 * CELLS * len(self.assignments)))
-        line = Line(cells.cast("q")[worker * CELLS : (worker + 1) * CELLS])
-        progress = line.read()
-        return replace(progress, steps=progress.steps + self.earlier.get(worker, 0))
+    def steps(self, worker: int) -> int:
+        """Return a worker's steps when the actor was looked at last."""
+        return self.earlier.get(worker, 0) + (self.seen[worker] if self.seen else 0)
 
 
 @final
@@ -301,14 +297,14 @@ class RayPool:
             nbytes = self._get(look)
         return nbytes
 
-    def progress(self, worker: int) -> WorkerProgress:
-        """Return a worker's status line; if its actor is silent, the last one seen."""
+    def steps(self, worker: int) -> int:
+        """Return a worker's steps; if its actor is silent, those last seen."""
         actor = self.actor_of(worker)
         if actor.lost is None:
             with suppress(self._ray.exceptions.RayError):
                 look = actor.call(LOOK, "look")
-                actor.status, _ = self._get(look, _LOOK_SECONDS)
-        return actor.progress(worker % self._team)
+                actor.seen, _ = self._get(look, _LOOK_SECONDS)
+        return actor.steps(worker % self._team)
 
     def weights_read(self, worker: int) -> int:
         """Return 0: weights stay until the worker's next order, so it is not asked."""
@@ -356,7 +352,7 @@ class RayPool:
         actor.handle = actor.remote.remote(tuple(sys.path), preload)
         actor.lost = actor.reply = actor.looked = None
         actor.silent, actor.checked = 0.0, time.monotonic()
-        actor.sent, actor.vectors, actor.status = [], {}, b""
+        actor.sent, actor.vectors, actor.seen = [], {}, ()
         main = pickling.dumps(ray_worker.main)
         actor.started = actor.call(SEND, "start", main, actor.jobs, keywords)
 
@@ -522,7 +518,7 @@ class RayPool:
                 actor.looked = actor.call(LOOK, "look")
                 return
             if self._ray.wait([actor.looked], timeout=0)[0]:
-                actor.status, _ = self._get(actor.looked)
+                actor.seen, _ = self._get(actor.looked)
                 actor.looked, actor.silent = None, 0.0
                 return
         except self._ray.exceptions.RayError as error:
@@ -556,8 +552,8 @@ class RayPool:
         """Note that an actor is lost, and kill what is left of it at once."""
         if actor.lost is None:
             team = range(len(actor.assignments))
-            actor.earlier = {local: actor.progress(local).steps for local in team}
-            actor.lost, actor.status = why, b""
+            actor.earlier = {local: actor.steps(local) for local in team}
+            actor.lost, actor.seen = why, ()
         self._kill(actor)
 
     def _lost_error(self, actor: Actor, index: int) -> WorkerError:

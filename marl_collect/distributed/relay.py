@@ -196,10 +196,10 @@ class Relay:
             return Reply(worker, message, name, np.frombuffer(buffer, np.uint8))
         return self._unsent.pop(0)
 
-    def look(self) -> tuple[bytes, tuple[int, ...]]:
-        """Return the status lines of the workers, and their process ids."""
-        lines = self._pool.status_board.lines
-        return b"".join(line.cells.tobytes() for line in lines), self._pool.pids
+    def look(self) -> tuple[list[int], tuple[int, ...]]:
+        """Return the steps of the workers, and their process ids."""
+        pool = self._pool
+        return [pool.steps(worker) for worker in range(len(pool))], pool.pids
 
     def resident_bytes(self, worker: int) -> int:
         """Return the resident memory of a worker."""

@@ -36,7 +36,7 @@ then ``worker_handle.py`` and ``launcher.py``.
 
 from marl_collect.processes.context import WorkerContext
 from marl_collect.processes.pool import WorkerPool
-from marl_collect.processes.status_board import Line, Phase, StatusBoard, WorkerProgress
+from marl_collect.processes.status_board import Line, Phase, StatusBoard
 
 __all__ = [
     "Line",
@@ -44,5 +44,4 @@ __all__ = [
     "StatusBoard",
     "WorkerContext",
     "WorkerPool",
-    "WorkerProgress",
 ]

@@ -82,7 +82,7 @@ def await_end(
     _drain(handles, term, failures)
     reported = {failure.worker for failure in failures}
     for handle in handles:
-        if handle.line.read().phase is Phase.CLOSE and handle.index not in reported:
+        if handle.line.phase is Phase.CLOSE and handle.index not in reported:
             failures += _trouble_in_close(handle, deadline - begin)
         handle.child.send_signal(signal.SIGTERM)
     _drain(handles, deadline, failures)

@@ -125,9 +125,9 @@ class WorkerContext:
         if self.has_failed:
             return
         self.has_failed = True
-        progress = self.line.read()
+        line = self.line
         failure = Failure.capture(
-            exception, os.getpid(), progress.phase.label, progress.environment
+            exception, os.getpid(), line.phase.label, line.environment
         )
         # Sending fails if the trainer has closed the pool in the meantime.
         with suppress(OSError):

@@ -40,10 +40,10 @@ from marl_collect.processes.launcher import StartMethod
 from marl_collect.processes.starting import Main, pickle_job, start_workers
 from marl_collect.processes.status_board import (
     PREEMPT,
+    STEPS,
     WEIGHTS_READ,
     Phase,
     StatusBoard,
-    WorkerProgress,
 )
 from marl_collect.processes.worker_handle import (
     ABSENT,
@@ -188,7 +188,7 @@ class WorkerPool:
             for handle in handles
             if handle.exitcode is None
             and math.isinf(handle.failed_at)
-            and handle.line.read().phase is not Phase.CLOSE
+            and handle.line.phase is not Phase.CLOSE
         ]
 
     def receive(self, workers: Iterable[int] | None = None) -> tuple[int, Any]:
@@ -366,9 +366,9 @@ class WorkerPool:
         """Return a worker's resident memory; 0 if it has ended."""
         return resident_bytes(self._handles[worker].pid)
 
-    def progress(self, worker: int) -> WorkerProgress:
-        """Return a worker's current line of the status board."""
-        return self.status_board.lines[worker].read()
+    def steps(self, worker: int) -> int:
+        """Return the steps of rollouts by a worker and those that it replaces."""
+        return self.status_board.lines[worker].cells[STEPS]
 
     def weights_read(self, worker: int) -> int:
         """Return the number of the last order whose weights a worker has copied."""

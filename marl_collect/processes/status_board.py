@@ -13,8 +13,6 @@ write to the same cache line.
 """
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -25,7 +23,7 @@ CELLS: Final = LINE_BYTES // 8
 
 # Indices of the cells in a line. Written by the worker:
 PHASE: Final = 0  # a Phase
-STEPS: Final = 1  # steps of a rollout, kept when the worker is replaced
+STEPS: Final = 1  # steps of rollouts, kept when the worker is replaced
 ENVIRONMENT: Final = 2  # current environment, counted over all workers, plus 1
 MESSAGES_READ: Final = 3  # messages received; kept by WorkerContext.receive
 WEIGHTS_READ: Final = 4  # number of the order whose weights the worker has read
@@ -70,21 +68,6 @@ class Phase(IntEnum):
         return self.name.lower()
 
 
-@dataclass(frozen=True)
-class WorkerProgress:
-    """The content of a line when it was read.
-
-    Attributes:
-        phase: what the worker was doing.
-        steps: steps of rollouts by it and the workers that it replaces.
-        environment: index of its environment over all workers; None if none.
-    """
-
-    phase: Phase
-    steps: int
-    environment: int | None
-
-
 class Line:
     """One worker's line, for the worker and the trainer."""
 
@@ -97,14 +80,16 @@ class Line:
         self.cells[ENVIRONMENT] = 0 if environment is None else environment + 1
         self.cells[PHASE] = int(phase)
 
-    def read(self) -> WorkerProgress:
-        """Return the current content."""
-        cells: Sequence[int] = self.cells.tolist()
-        return WorkerProgress(
-            phase=Phase(cells[PHASE]),
-            steps=cells[STEPS],
-            environment=cells[ENVIRONMENT] - 1 if cells[ENVIRONMENT] else None,
-        )
+    @property
+    def phase(self) -> Phase:
+        """What the worker is doing."""
+        return Phase(self.cells[PHASE])
+
+    @property
+    def environment(self) -> int | None:
+        """Index of its environment over all workers; None if none."""
+        number = self.cells[ENVIRONMENT]
+        return number - 1 if number else None
 
     def clear(self) -> None:
         """Reset the line for a replacement: ``Phase.START``; steps are kept."""

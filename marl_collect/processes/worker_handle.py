@@ -207,15 +207,14 @@ class WorkerHandle:
 
     def describe(self, problem: str, detail: str = "") -> WorkerError:
         """Return an error with the worker's index, process id, exit code and phase."""
-        progress = self.line.read()
         return WorkerError(
             self.index,
             problem,
             detail,
             pid=self.pid,
             exitcode=self.exitcode,
-            phase=progress.phase.label,
-            environment=progress.environment,
+            phase=self.line.phase.label,
+            environment=self.line.environment,
         )
 
 

@@ -27,8 +27,8 @@ def be_up(pool: WorkerPool) -> None:
     pool.broadcast(lambda worker, argument: None)
     for _ in range(len(pool)):
         pool.receive()
-    phases = [Phase.IDLE] * len(pool)
-    wait_until(lambda: [pool.progress(i).phase for i in range(len(pool))] == phases)
+    lines = pool.status_board.lines
+    wait_until(lambda: all(line.phase is Phase.IDLE for line in lines))
 
 
 def exit_codes(pool: WorkerPool) -> tuple[int | None, ...]:
@@ -63,7 +63,7 @@ def hold(begin: Callable[[], None] = lambda: None, seconds: float = 1000.0) -> N
 def wait_for_phase(pool: WorkerPool, worker: int, phase: Phase) -> None:
     def is_there() -> bool:
         assert not await_message(pool, [worker], 0), pool.receive([worker])
-        return pool.progress(worker).phase is phase
+        return pool.status_board.lines[worker].phase is phase
 
     wait_until(is_there, f"worker {worker} does not reach {phase}")
 

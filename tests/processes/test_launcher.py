@@ -37,7 +37,7 @@ def stuck(worker, argument):
 
 def make_stuck(pool):
     pool.broadcast(stuck)
-    while any(pool.progress(i).phase is not Phase.STEP for i in range(len(pool))):
+    while any(line.phase is not Phase.STEP for line in pool.status_board.lines):
         pool.check()
 
 def tell(*pids):
@@ -366,7 +366,7 @@ def stuck_in_create(worker, argument):
     threading.Event().wait(1000)
 
 pool = WorkerPool(ignore, [0, 1], start_method=start_method)
-while any(pool.progress(i).phase is not Phase.IDLE for i in range(2)):
+while any(line.phase is not Phase.IDLE for line in pool.status_board.lines):
     pool.check()
 tell(*pool.pids)
 print("go", flush=True)

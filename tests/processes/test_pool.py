@@ -52,7 +52,7 @@ def test_workers_that_are_ready_take_turns(pool: WorkerPool) -> None:
         worker.line.cells[STEPS] = 1
 
     pool.broadcast(send_many)
-    wait_until(lambda: all(pool.progress(i).steps for i in range(3)))
+    wait_until(lambda: all(pool.steps(i) for i in range(3)))
     order = [pool.receive()[0] for _ in range(9)]
     assert order == [0, 1, 2] * 3
 
@@ -151,7 +151,7 @@ def test_a_slow_start_is_under_its_own_limit(
     with WorkerPool(
         main, [1e3], start_method=start_method, start_timeout=LIMIT
     ) as pool:
-        clock.runs_when = lambda: pool.progress(0).phase is Phase.CREATE
+        clock.runs_when = lambda: pool.status_board.lines[0].phase is Phase.CREATE
         with pytest.raises(WorkerError, match="hung 100 s in create"):
             pool.receive()
 
@@ -164,5 +164,5 @@ def test_the_progress_of_a_worker_can_be_read_at_any_time(pool: WorkerPool) -> N
         worker.receive()
 
     pool.send(0, step)
-    wait_until(lambda: pool.progress(0).steps == 41)
-    assert pool.progress(1).steps == 0
+    wait_until(lambda: pool.steps(0) == 41)
+    assert pool.steps(1) == 0

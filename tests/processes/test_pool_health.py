@@ -230,7 +230,7 @@ def test_sending_to_a_dead_worker_is_reported_by_receive(pool: WorkerPool) -> No
 def runs_while_1_hangs(clock: Clock, pool: WorkerPool) -> None:
     """Let time pass while worker 1 is the only one without progress, in its step."""
     clock.runs_when = lambda: (
-        clock.quiet == {1} and pool.progress(1).phase is Phase.STEP
+        clock.quiet == {1} and pool.status_board.lines[1].phase is Phase.STEP
     )
 
 

@@ -30,9 +30,9 @@ def test_values_written_by_one_side_are_read_by_the_other(board: StatusBoard) ->
     other.lines[1].cells[STEPS] = 12
     other.lines[1].cells[WEIGHTS_READ] = 4
     board.lines[1].cells[STOP] = 1
-    progress = board.lines[1].read()
-    assert (progress.phase, progress.steps) == (Phase.RESET, 12)
-    assert (progress.environment, board.lines[1].cells[WEIGHTS_READ]) == (0, 4)
+    line = board.lines[1]
+    assert (line.phase, line.environment) == (Phase.RESET, 0)
+    assert (line.cells[STEPS], line.cells[WEIGHTS_READ]) == (12, 4)
     assert other.lines[1].cells[STOP]
 
 
@@ -47,16 +47,16 @@ def test_a_new_or_cleared_line_has_phase_start_and_no_environment(
     board: StatusBoard,
 ) -> None:
     line = board.lines[0]
-    first = line.read()
-    assert (first.phase, first.steps, first.environment) == (Phase.START, 0, None)
+    assert (line.phase, line.environment) == (Phase.START, None)
     line.enter(Phase.STEP, environment=3)
     line.cells[REPLAYED] = 9
-    assert line.read().environment == 3
+    assert line.environment == 3
     line.enter(Phase.IDLE)
-    assert line.read().environment is None
+    assert line.environment is None
+    line.cells[STEPS] = 12
     line.clear()
-    assert line.read() == first
-    assert line.cells[REPLAYED] == 0
+    assert (line.phase, line.environment) == (Phase.START, None)
+    assert (line.cells[REPLAYED], line.cells[STEPS]) == (0, 12)
 
 
 def test_a_handle_whose_file_number_was_taken_by_another_is_noticed(
