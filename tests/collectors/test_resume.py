@@ -263,7 +263,10 @@ def test_a_state_that_does_not_fit_changes_nothing(
 
 
 @pytest.mark.torchrl_defect("D23")
-def test_the_state_of_async_workers_loses_no_unfinished_frames() -> None:
+@pytest.mark.parametrize("limit", [None, 1])  # With 1, one of the workers is idle.
+def test_the_state_of_async_workers_loses_no_unfinished_frames(
+    limit: int | None,
+) -> None:
     def frames(collector: Any, count: int) -> dict[int, list[TensorDict]]:
         rows: dict[int, list[TensorDict]] = {0: [], 1: []}
         while min(map(len, rows.values())) < count:
@@ -277,11 +280,11 @@ def test_the_state_of_async_workers_loses_no_unfinished_frames() -> None:
     ) as uninterrupted:
         expected = uninterrupted.next()
     envs = [CountingEnv] * 2
-    with MultiAsyncCollector(envs, **options()) as first:
+    with MultiAsyncCollector(envs, **options(max_staleness=limit)) as first:
         before = frames(first, 5)
         state = through_disk(first.state_dict())
         rest = frames(first, 5)
-    with MultiAsyncCollector(envs, **options()) as second:
+    with MultiAsyncCollector(envs, **options(max_staleness=limit)) as second:
         second.load_state_dict(state)
         after = frames(second, 5)
     for index, later in itertools.product((0, 1), (rest, after)):
