@@ -202,11 +202,6 @@ def test_wrapped_worlds_give_the_data_of_wrapped_environments(
             assert expected_batch["next", "done"].any()
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
-def test_wrapped_worlds_fulfil_the_contract(wrapper: Callable[[Any], Any]) -> None:
-    check_env(lambda: wrapper(worlds(action_mask=True)))
-
-
 def test_worlds_that_begin_by_themselves_are_wrapped() -> None:
     def make_env() -> EnvWrapper:
         return OthersRewards(worlds(resets_itself=True))
@@ -231,27 +226,6 @@ def test_wrapped_worlds_are_stepped_and_rendered() -> None:
     assert env.render(2) is None
     env.close()
     assert env.env.is_closed
-
-
-@pytest.mark.parametrize("make_env", [counting, worlds])
-def test_a_loaded_state_continues_exactly(make_env: Callable[[], Any]) -> None:
-    def wrapped() -> EnvWrapper:
-        return OthersRewards(Reputation(make_env()))
-
-    def collector() -> Collector:
-        return Collector(wrapped, frames_per_batch=28, total_frames=140, seed=3)
-
-    with collector() as uninterrupted:
-        expected = [batch.clone() for batch in uninterrupted]
-    with collector() as interrupted:
-        actual = [interrupted.next().clone(), interrupted.next().clone()]
-        state = interrupted.state_dict()
-    with collector() as resumed:
-        resumed.load_state_dict(state)
-        actual += [batch.clone() for batch in resumed]
-    assert len(actual) == len(expected)
-    for expected_batch, actual_batch in zip(expected, actual, strict=True):
-        assert (expected_batch == actual_batch).all()
 
 
 def frames(make_env: Callable[[], Any], policy: Any = None, **options: Any) -> Any:

@@ -59,27 +59,6 @@ def test_check_env_passes(name: str, options: Any) -> None:
     check_env(lambda: MeltingpotEnv(name, **options), episodes=1, steps=30)
 
 
-def test_the_collective_reward_is_the_sum_over_all_players() -> None:
-    with MeltingpotEnv("coins", observations=["COLLECTIVE_REWARD"]) as env:
-        row = bound(env)
-        rng = np.random.default_rng(0)
-        # Lab2d repeats nothing, and 200 random steps can be without a reward, but not
-        # 30 times in a row: that has a probability below 10^-9.
-        for seed in range(30):
-            env.reset_row(seed)
-            rewarded = False
-            for _ in range(200):  # an episode of coins has at least 300 frames
-                row["agents", "action"][...] = rng.integers(0, 7, 2)
-                env.step_row()
-                total = row["agents", "reward"].sum()
-                observation = row["agents", "observation", "COLLECTIVE_REWARD"]
-                assert observation.tolist() == [[total], [total]]
-                rewarded = rewarded or total != 0
-            if rewarded:
-                break
-        assert rewarded
-
-
 def test_only_requested_observations_are_computed() -> None:
     env = MeltingpotEnv(TALKATIVE, observations=["RGB"])
     bound(env)
@@ -352,14 +331,6 @@ def test_a_step_before_the_first_reset_and_use_after_close_are_errors() -> None:
     assert env.render() is None
     with pytest.raises(ClosedError):
         env.reset_row(0)
-
-
-def test_events_of_lab2d_are_accessible() -> None:
-    with MeltingpotEnv(SMALL) as env:
-        row = bound(env)
-        row["agents", "action"][...] = 7  # both interact with the object in front
-        env.step_row()
-        assert isinstance(env.events(), list)
 
 
 @pytest.mark.parametrize("group_map", ["role", {"a": ["player_1"], "b": ["player_0"]}])

@@ -333,24 +333,6 @@ def test_annealed_noise_reaches_the_workers(kind: Any, name: str) -> None:
     assert all(line.startswith("Fused") for line in explained)
 
 
-@pytest.mark.processes
-def test_a_resumed_process_continues() -> None:
-    def policy() -> TensorDictSequential:
-        torch.manual_seed(0)
-        return TensorDictSequential(deterministic(), process(safe=False))
-
-    options: Any = {"frames_per_batch": 15, "seed": 0}
-    with MultiSyncCollector([Noughts], policy(), **options) as collector:
-        collector.next()
-        state = collector.state_dict()
-        expected = collector.next()[ACTION].clone()
-        assert collector.explain()[0].startswith("Fused")
-    with MultiSyncCollector([Noughts], policy(), **options) as collector:
-        collector.load_state_dict(state)
-        assert torch.equal(collector.next()[ACTION], expected)
-        assert collector.explain()[0].startswith("Fused")
-
-
 def test_bounds_stay_those_of_the_spec() -> None:
     batch = collect("DDPG")
     assert batch[ACTION].abs().max() == 1

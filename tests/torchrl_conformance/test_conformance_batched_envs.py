@@ -51,6 +51,8 @@ def test_the_first_dimension_is_the_environment(env: Any) -> None:
     assert td[OBSERVATION].shape == (SIZE, 2, 3)
     assert td["walker"].batch_size == (SIZE, 2)
     assert td["done"].shape == (SIZE, 1)
+    assert env.num_workers == SIZE
+    assert list(env.label) == ["walk", "walk"]
 
 
 def test_a_step_steps_every_environment(env: Any) -> None:
@@ -132,14 +134,10 @@ def test_step_and_maybe_reset_gives_the_next_root(env: Any) -> None:
     assert times(stepped["next"]).tolist() == [LENGTH, LENGTH]
 
 
-def test_random_actions_are_for_every_environment(env: Any) -> None:
-    td = env.rand_action(env.reset())
-    assert td[ACTION].shape == (SIZE, 2)
-    assert td[ACTION].dtype == torch.int64
-
-
 def test_a_random_step_is_a_step(env: Any) -> None:
     td = env.rand_step(env.reset())
+    assert td[ACTION].shape == (SIZE, 2)
+    assert td[ACTION].dtype == torch.int64
     reward = td["next", "walker", "reward"][..., 0]
     assert torch.equal(reward, td[ACTION].float() + 1)
 
@@ -163,10 +161,6 @@ def test_a_static_seed_is_every_environment_s(env: Any) -> None:
     env.set_seed(7, static_seed=True)
     td = env.reset()
     assert torch.equal(td[OBSERVATION][0], td[OBSERVATION][1])
-
-
-def test_attributes_come_from_every_environment(env: Any) -> None:
-    assert list(env.label) == ["walk", "walk"]
 
 
 def test_methods_are_called_in_every_environment(env: Any) -> None:
@@ -208,23 +202,16 @@ def test_the_number_of_factories_must_agree(implementation: Any) -> None:
         serial(implementation, 3, [implementation.make()] * 2)
 
 
-def test_keywords_go_to_the_factory(implementation: Any) -> None:
-    env = serial(
-        implementation, 2, implementation.make(), create_env_kwargs={"length": 2}
-    )
-    assert env.rollout(99).shape == (2, 2)
-    env.close()
-
-
-def test_every_environment_may_have_keywords(implementation: Any) -> None:
-    env = serial(
-        implementation,
-        2,
-        implementation.make(),
-        create_env_kwargs=[{"length": 2}, {"length": 3}],
-    )
+@pytest.mark.parametrize(
+    ("keywords", "ends"),
+    [({"length": 2}, [3, 3]), ([{"length": 2}, {"length": 3}], [3, 2])],
+)
+def test_keywords_go_to_all_factories_or_to_one(
+    implementation: Any, keywords: Any, ends: list[int]
+) -> None:
+    env = serial(implementation, 2, implementation.make(), create_env_kwargs=keywords)
     td = env.rollout(6, break_when_any_done=False)
-    assert td["next", "done"].sum(1)[:, 0].tolist() == [3, 2]
+    assert td["next", "done"].sum(1)[:, 0].tolist() == ends
     env.close()
 
 
@@ -240,10 +227,6 @@ def test_batches_nest(implementation: Any) -> None:
     env = serial(implementation, 2, implementation.batch_of(3))
     assert env.reset().batch_size == (2, 3)
     env.close()
-
-
-def test_a_batch_knows_its_number_of_environments(env: Any) -> None:
-    assert env.num_workers == SIZE
 
 
 def test_attributes_of_attributes_are_reached(implementation: Any) -> None:

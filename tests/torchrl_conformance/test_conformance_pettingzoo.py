@@ -105,9 +105,6 @@ def test_a_rollout_ends_with_the_episode(implementation: Any) -> None:
     assert td.names[-1] == "time"
     assert times(td).tolist() == list(range(LENGTH))
     assert torch.equal(times(td["next"]), times(td) + 1)
-
-
-def test_a_rollout_may_continue_over_episodes(implementation: Any) -> None:
     td = walk(implementation).rollout(2 * LENGTH, break_when_any_done=False)
     assert times(td).tolist() == [*range(LENGTH), *range(LENGTH)]
     assert td["next", "done"].sum() == 2
@@ -190,18 +187,15 @@ def test_an_agent_that_died_is_masked_and_stays_done(implementation: Any) -> Non
     assert td["next", "walker", "done"][:, 1, 0].tolist() == after
     assert td["next", "walker", "terminated"][:, 1, 0].tolist() == after
     assert td["next", "done"][:, 0].tolist() == 4 * [False] + [True]
+    walkers = td["next", "walker"]
+    assert walkers["observation"][1, 1, 0] == 2
+    assert walkers["reward"][1, 1] >= 1
+    assert not walkers["observation"][2:, 1].any()
+    assert not walkers["reward"][2:, 1].any()
 
 
 def test_an_agent_that_terminated_is_never_truncated(implementation: Any) -> None:
     assert not dying(implementation)["next", "walker", "truncated"].any()
-
-
-def test_rows_are_zero_after_the_step_of_death(implementation: Any) -> None:
-    td = dying(implementation)["next", "walker"]
-    assert td["observation"][1, 1, 0] == 2
-    assert td["reward"][1, 1] >= 1
-    assert not td["observation"][2:, 1].any()
-    assert not td["reward"][2:, 1].any()
 
 
 @pytest.mark.parametrize("options", [{}, {"zoo_done_on_any": True}])
@@ -226,14 +220,12 @@ def turns(implementation: Implementation, **options: Any) -> Any:
     return implementation.PettingZooWrapper(in_turns(**options), use_mask=True)
 
 
-def test_agents_that_take_turns_have_a_group_each(implementation: Any) -> None:
+def test_in_turns_one_agent_acts_per_step_and_is_a_group(implementation: Any) -> None:
     agents = ["walker_0", "walker_1", "goal_0"]
-    assert turns(implementation).group_map == {agent: [agent] for agent in agents}
-
-
-def test_in_turns_one_agent_acts_per_step(implementation: Any) -> None:
-    td = turns(implementation).rollout(6)
-    acting = [td[a, "mask"][:, 0] for a in ("walker_0", "walker_1", "goal_0")]
+    env = turns(implementation)
+    assert env.group_map == {agent: [agent] for agent in agents}
+    td = env.rollout(6)
+    acting = [td[a, "mask"][:, 0] for a in agents]
     assert (
         torch.stack(acting, -1).to(torch.int).tolist()
         == 2 * torch.eye(3, dtype=torch.int).tolist()

@@ -39,12 +39,7 @@ def test_rows_become_trajectories_padded_to_the_longest(implementation: Any) -> 
     mask = split["collector", "mask"]
     assert mask.dtype == torch.bool
     assert torch.equal(mask, split["number"] > 0)
-
-
-def test_padding_is_zero_in_nested_entries(implementation: Any) -> None:
-    split = implementation.split_trajectories(batch_of([[0, 0, 1, 1, 1]]))
-    mask = split["collector", "mask"]
-    assert split["a", "wide"].shape == (2, 3, 2, 3)
+    assert split["a", "wide"].shape == (4, 4, 2, 3)
     assert not split["a", "wide"][~mask].any()
     assert split["a", "wide"][mask].all()
 
@@ -104,23 +99,18 @@ def test_a_key_names_the_flags(implementation: Any) -> None:
     assert split["number"].tolist() == [[1, 1], [1, 0]]
 
 
-def test_the_batch_is_not_changed(implementation: Any) -> None:
-    batch = batch_of([[0, 0, 1]])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float64])
+def test_dtypes_are_kept_and_the_batch_is_not_changed(
+    implementation: Any, dtype: Any
+) -> None:
+    batch = batch_of([[0, 0, 1]], entry=torch.ones(1, 3, dtype=dtype))
+    batch = batch.refine_names(..., "time")
     keys, copy = set(batch.keys(True, True)), batch.clone()
-    implementation.split_trajectories(batch)
+    split = implementation.split_trajectories(batch)
+    assert split.shape == (2, 2)
+    assert split["entry"].dtype == dtype
     assert set(batch.keys(True, True)) == keys
     assert (batch == copy).all()
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float64])
-def test_dtypes_are_kept(implementation: Any, dtype: Any) -> None:
-    batch = batch_of([[0, 0, 1]], entry=torch.ones(1, 3, dtype=dtype))
-    assert implementation.split_trajectories(batch)["entry"].dtype == dtype
-
-
-def test_the_last_dimension_is_time(implementation: Any) -> None:
-    batch = batch_of([[0, 0, 1]]).refine_names(..., "time")
-    assert implementation.split_trajectories(batch).shape == (2, 2)
 
 
 def test_trajectories_may_be_nested_tensors(implementation: Any) -> None:

@@ -90,12 +90,6 @@ def sync(implementation: Any, shared: Any) -> Any:
     return partial(shared, two_batches, implementation)
 
 
-def test_a_batch_is_a_stack_of_the_workers(sync: Any) -> None:
-    batch, next_batch = sync(cat_results="stack")
-    assert batch.shape == next_batch.shape == (2, 6)
-    assert batch.names[-1] == "time"
-
-
 @pytest.mark.parametrize("dim", [0, -1])
 def test_batches_of_workers_may_be_concatenated(sync: Any, dim: int) -> None:
     (batch, _) = sync(cat_results=dim, frames_per_batch=11)  # Rounded up per worker.
@@ -103,8 +97,10 @@ def test_batches_of_workers_may_be_concatenated(sync: Any, dim: int) -> None:
     assert times(batch).tolist() == 2 * [0, 1, 2, 3, 4, 0]
 
 
-def test_workers_go_on_where_they_were(sync: Any) -> None:
+def test_workers_go_on_where_they_were_in_a_stack(sync: Any) -> None:
     batch, next_batch = sync(cat_results="stack")
+    assert batch.shape == next_batch.shape == (2, 6)
+    assert batch.names[-1] == "time"
     assert times(batch).tolist() == 2 * [[0, 1, 2, 3, 4, 0]]
     assert times(next_batch).tolist() == 2 * [[1, 2, 3, 4, 0, 1]]
     assert torch.equal(
