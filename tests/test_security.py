@@ -45,15 +45,15 @@ TESTS: Final = {
         CHECKPOINT + "test_parts_that_differ_from_those_of_the_checkpoint_are_an_error",
     ],
     "Datasets are Parquet files.": [
-        "storage/test_storage_writer.py::test_reading_unpickles_nothing",
+        "storage/test_storage_writer.py::test_reading_unpickles_nothing_and_follows_links",
     ],
     "Opening one runs no code.": [
-        "storage/test_storage_writer.py::test_reading_unpickles_nothing",
+        "storage/test_storage_writer.py::test_reading_unpickles_nothing_and_follows_links",
         TASKS + "test_a_dataset_that_is_viewed_runs_no_lua",
     ],
     "A link in its folder is followed, and the file is read as a part of the "
     "dataset.": [
-        "storage/test_storage_writer.py::test_a_link_to_a_file_is_read_like_the_file",
+        "storage/test_storage_writer.py::test_reading_unpickles_nothing_and_follows_links",
     ],
     "A link or a pipe in the folder of a run is not read.": [
         "training/test_run_folder.py::test_no_link_or_pipe_of_a_run_is_read",

@@ -8,7 +8,6 @@ import errno
 import itertools
 import os
 import random
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from marl_collect.core.tensordicts import flatten
 from marl_collect.storage import (
     Dataset,
     DatasetDescription,
+    EndedEpisode,
     RunDescription,
     Writer,
     open_dataset,
@@ -72,7 +72,7 @@ class Stream:
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng(self.seed)
         self._kinds: Any = {"observation": (torch.float32, (3,)), **self.extras}
-        self._episode = np.full(self.n_envs, 0 if self.begun else 7)
+        self.episode = np.full(self.n_envs, 0 if self.begun else 7)
         self._frame = np.full(self.n_envs, 0 if self.begun else 3)
         self._root = self._draw()
 
@@ -120,7 +120,7 @@ class Stream:
             self._root[name] = following
         frame["g", "action"] = self._rng.integers(0, 5, (self.n_envs, N_AGENTS))
         frame["frame",] = self._frame
-        frame["collector", "traj_ids"] = (np.arange(self.n_envs) << 32) + self._episode
+        frame["collector", "traj_ids"] = (np.arange(self.n_envs) << 32) + self.episode
         if self.says_begin:
             frame["is_init",] = self._frame[:, None] == 0
         rewards = self._rng.standard_normal((self.n_envs, N_AGENTS, 1), np.float32)
@@ -128,7 +128,7 @@ class Stream:
         frame["next", "done"] = done[:, None]
         frame["next", "terminated"] = terminated[:, None]
         self._frame = np.where(moves, np.where(done, 0, self._frame + 1), self._frame)
-        self._episode = self._episode + (moves & done)
+        self.episode = self.episode + (moves & done)
         return frame
 
 
@@ -221,16 +221,25 @@ def traj_id(frame: Frame) -> int:
 
 
 def complete_episodes(frames: list[Frame]) -> dict[int, list[Frame]]:
-    """Return the complete episodes of a run by their trajectory, from its frames."""
-    by_id: dict[int, list[Frame]] = defaultdict(list)
+    """Return the complete episodes of a run by their trajectory, as they end."""
+    by_id: dict[int, list[Frame]] = {}
     for frame in frames:
-        by_id[traj_id(frame)].append(frame)
+        by_id[traj_id(frame)] = [*by_id.pop(traj_id(frame), []), frame]
     return {
         key: episode
         for key, episode in by_id.items()
         if [number(frame) for frame in episode] == list(range(len(episode)))
         and episode[-1]["next", "done"] == b"\1"
     }
+
+
+def ended_episode(frames: list[Frame]) -> EndedEpisode:
+    """Return what a dataset says about a complete episode, from its frames."""
+    rewards = [np.frombuffer(f["next", "g", "reward"], np.float32) for f in frames]
+    returns: Any = np.sum(rewards, 0, np.float64)
+    end = frames[-1]["next", "terminated"] == b"\1"
+    agents = {"g": tuple(returns.tolist())}
+    return EndedEpisode(traj_id(frames[0]), len(frames), end, agents)
 
 
 def damage(path: Path, draw: random.Random) -> None:

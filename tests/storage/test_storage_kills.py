@@ -10,7 +10,8 @@ import os
 import shutil
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,13 @@ def die_at(call: int, *, after: bool) -> None:
         setattr(os, name, wrap(getattr(os, name)))
 
 
-def killed(call: int, after: bool, work: Callable[..., Any], *args: Path) -> bool:
+def killed(call: int, after: bool, work: Callable[..., Any], folder: Path) -> bool:
     """Call ``work`` in a fork that dies at a call; return whether it died."""
     pid = os.fork()
     if pid == 0:
         try:
             die_at(call, after=after)
-            work(*args)
+            work(folder)
             os._exit(0)
         except BaseException:  # noqa: BLE001 - the fork must end
             traceback.print_exc()
@@ -74,37 +75,56 @@ def killed(call: int, after: bool, work: Callable[..., Any], *args: Path) -> boo
     return status != 0
 
 
-def add_batches(folder: Path, log: Path) -> None:
-    with Writer(folder, ABOUT) as writer:
-        for batch in Stream(5).batches(BATCHES, FRAMES):
-            writer.add(batch)
-            with log.open("a") as file:
-                file.write("+")
+def each_kill(
+    root: Path,
+    after: bool,
+    least: int,
+    work: Callable[[Path], Any],
+    origin: Path | None = None,
+) -> Iterator[Path]:
+    """Yield folders, copies of ``origin``, in which ``work`` was killed ever later."""
+    died, kills = True, 0
+    while died:
+        folder = root / f"data-{kills}"
+        if origin is not None:
+            shutil.copytree(origin, folder)
+        died = killed(kills, after, work, folder)
+        yield folder
+        shutil.rmtree(folder, ignore_errors=True)
+        kills += died
+    print(f"{kills} kills, 0 wrong")  # noqa: T201 - for make fuzz-storage
+    assert kills > least
+
+
+def parts(folder: Path) -> list[Path]:
+    return sorted(folder.glob("[!.]*.parquet"))
 
 
 def test_a_killed_writer_loses_no_acknowledged_batch(
     tmp_path: Path, after: bool
 ) -> None:
     frames = frames_of(*Stream(5).batches(BATCHES, FRAMES))
-    more = Stream(6).batch()
-    died, kills, log = True, 0, tmp_path / "log"
-    while died:
-        folder = tmp_path / f"data-{kills}"
+    more, log = Stream(6).batch(), tmp_path / "log"
+
+    def add_batches(folder: Path) -> None:
         log.write_text("")
-        died = killed(kills, after, add_batches, folder, log)
+        with Writer(folder, ABOUT) as writer:
+            for batch in Stream(5).batches(BATCHES, FRAMES):
+                writer.add(batch)
+                with log.open("a") as file:
+                    file.write("+")
+
+    for folder in each_kill(tmp_path, after, 6 * BATCHES, add_batches):
         acknowledged = len(log.read_text())
-        if acknowledged or list(folder.glob("[!.]*.parquet")):
+        if acknowledged or parts(folder):
             actual = read(folder)
             # The batch that was being written may be there, as a whole.
             assert len(actual) // 2 // FRAMES in (acknowledged, acknowledged + 1)
             assert actual == frames[: len(actual)]
             write(folder, [more])
             assert read(folder) == actual + frames_of(more)
-            assert len(list(folder.glob("[!.]*.parquet"))) <= 1 + BATCHES
-        kills += died
-    print(f"{kills} kills of a writer, 0 wrong")  # noqa: T201 - for make fuzz-storage
+            assert len(parts(folder)) <= 1 + BATCHES
     assert acknowledged == BATCHES
-    assert kills > 6 * BATCHES
 
 
 @pytest.mark.parametrize(
@@ -115,37 +135,29 @@ def test_a_killed_reader_leaves_no_wrong_cache(
 ) -> None:
     # Large frames that, compressed, are smaller than the buffer of a file.
     stream = Stream(1, extras={"image": (torch.bool, (40, 60))})
-    batches = stream.batches(2)
-    origin, folder = tmp_path / "origin", tmp_path / "data"
+    batches, origin = stream.batches(2), tmp_path / "origin"
     write(origin, batches[:1])
     if before != "nothing":
         open_dataset(origin)
     write(origin, batches[1:])
     if before == "another dataset":
-        min(origin.glob("*.parquet")).unlink()
+        parts(origin)[0].unlink()
         del batches[0]
     elif before == "more":  # What the first file holds is copied.
         open_dataset(origin)
-        max(origin.glob("*.parquet")).unlink()
+        parts(origin)[1].unlink()
         del batches[1]
     elif before == "what is deleted":  # Meanwhile, behind the first file.
         del batches[1]
     expected, more = frames_of(*batches), stream.batch()
-    died, kills = True, 0
-    while died:
-        shutil.copytree(origin, folder)
-        died = killed(kills, after, open_dataset, folder)
+    for folder in each_kill(tmp_path, after, 8, open_dataset, origin):
         if before == "what is deleted":
-            max(folder.glob("*.parquet")).unlink()
+            parts(folder)[1].unlink()
         for _ in range(2):
             assert read(folder) == expected
         write(folder, [more])
         assert read(folder) == expected + frames_of(more)
         open_dataset(folder).verify()
-        shutil.rmtree(folder)
-        kills += died
-    print(f"{kills} kills of a reader, 0 wrong")  # noqa: T201 - for make fuzz-storage
-    assert kills > 8
 
 
 def test_a_killed_copy_is_a_dataset_and_goes_on(tmp_path: Path, after: bool) -> None:
@@ -153,15 +165,9 @@ def test_a_killed_copy_is_a_dataset_and_goes_on(tmp_path: Path, after: bool) -> 
     for seed in range(3):
         write(origin, [Stream(seed).batch(1)])
     frames = read(origin)
-    died, kills = True, 0
-    while died:
-        target = tmp_path / f"data-{kills}"
-        died = killed(kills, after, copy, origin, target)
-        if list(target.glob("[!.]*.parquet")):
+    for target in each_kill(tmp_path, after, 5, partial(copy, origin)):
+        if parts(target):
             found = read(target)
             assert found == frames[: len(found)]
         copy(origin, target)
         assert read(target) == frames
-        kills += died
-    print(f"{kills} kills of a copy, 0 wrong")  # noqa: T201 - for make fuzz-storage
-    assert kills > 5

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from storage_streams import (
-    ABOUT,
     DTYPES,
     SHAPES,
     Stream,
@@ -22,7 +21,7 @@ from storage_streams import (
 )
 from tensordict import TensorDict
 
-from marl_collect.storage import Writer, open_dataset
+from marl_collect.storage import open_dataset
 from marl_collect.storage.statistics import Range
 
 EXTRA = ("g", "extra")
@@ -37,6 +36,8 @@ def test_values_of_every_dtype_and_shape_come_back(
     shape: tuple[int, ...],
 ) -> None:
     monkeypatch.setattr("marl_collect.storage.frames._PART", 7)
+    # As if the data did not fit into memory.
+    monkeypatch.setattr("marl_collect.storage.frames.free_memory", lambda: 1)
     batches = Stream(extras={"extra": (dtype, shape)}).batches()
     write(tmp_path, batches)
     dataset = open_dataset(tmp_path)
@@ -104,45 +105,6 @@ def test_unusual_batches_come_back(tmp_path: Path, make: Any) -> None:
     assert sorted(dataset.trajectories.lengths) == sorted(lengths)
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("begun", ["seen", "some", "unseen"])
-@pytest.mark.parametrize("says_begin", [False, True])
-def test_episodes_are_those_that_a_plain_loop_finds(
-    tmp_path: Path, ragged: bool, begun: str, says_begin: bool
-) -> None:
-    seen = begun != "unseen"
-    stream = Stream(3, 6, ragged=ragged, begun=seen, says_begin=says_begin)
-    if begun == "some":  # The collector was running before.
-        stream.batch(3)
-    batches = [batch[[2, 5, 0, 3, 1, 4]] for batch in stream.batches(12)]
-    with Writer(tmp_path, ABOUT) as writer:
-        ended = [episode for batch in batches for episode in writer.add(batch)]
-    trajectories = open_dataset(tmp_path).trajectories
-    frames = frames_of(*batches)
-    expected = complete_episodes(frames)
-    first: dict[int, int] = {}  # Each environment's first episode.
-    for frame in frames:
-        first.setdefault(traj_id(frame) >> 32, traj_id(frame))
-    later = [key & 0xFFFFFFFF > 0 for key in first.values()]
-    assert begun == {0: "seen", 6: "unseen"}.get(sum(later), "some")
-    if any(later) and not says_begin:  # Any may have begun before.
-        expected = {k: e for k, e in expected.items() if k not in first.values()}
-    assert len(expected) > 5
-    assert len(trajectories) == len(expected)
-    assert trajectories.episodes == ended
-    for i, data in enumerate(trajectories):
-        key = int(data["collector", "traj_ids"][0])
-        assert flat_frames(data) == expected[key]
-        assert data.names == ["time"]
-        assert data["g"].batch_size == (len(data), 2)
-        rewards = data["next", "g", "reward"].double().sum()
-        assert trajectories.returns[i] == pytest.approx(float(rewards))
-        assert trajectories.lengths[i] == len(expected[key])
-        end = bool(data["next", "terminated"][-1])
-        assert trajectories.episodes[i].terminated == end
-        assert trajectories.episodes[i].environment == key >> 32
-
-
 @pytest.mark.processes
 def test_foreign_readers_open_the_folder(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
@@ -170,17 +132,6 @@ def test_foreign_readers_open_the_folder(tmp_path: Path) -> None:
     assert np.allclose([reward for reward, _ in rows], rewards)
     ids = frames["collector", "traj_ids"].tolist()
     assert [count for _, count in rows] == [ids.count(i) for i in ids]
-
-
-def test_a_dataset_may_have_no_complete_episode(tmp_path: Path) -> None:
-    write(tmp_path, [Stream(begun=False, says_begin=True).batch(1)])
-    dataset = open_dataset(tmp_path)
-    trajectories = dataset.trajectories
-    assert (len(dataset), len(trajectories), len(trajectories.returns)) == (2, 0, 0)
-    with pytest.raises(ValueError, match="no episodes to sample"):
-        trajectories.sample(1)
-    with pytest.raises(ValueError, match="no frames to sample"):
-        trajectories.transitions.sample(1)
 
 
 @pytest.mark.accelerator

@@ -222,6 +222,8 @@ REFUSALS = {
     "gamma must be .* at most 1": lambda d: d.trajectories.n_step(2, gamma=1.5),
     "No reward is selected": lambda d: d.trajectories.select("collector").n_step(2),
     "There is nothing to load": lambda d: d.trajectories[:0].loader(1),
+    "no episodes to sample": lambda d: d.trajectories[:0].sample(1),
+    "no frames to sample": lambda d: d.trajectories[:0].transitions.sample(1),
 }
 
 

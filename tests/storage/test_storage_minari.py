@@ -1,7 +1,6 @@
 """Minari reads exports."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,20 +14,22 @@ pytest.importorskip("minari", reason="needs the extra minari")
 import minari
 import torch
 from gymnasium import spaces
-from storage_streams import collected, write
-from support.datasets import record_here
+from storage_streams import write
 from tensordict import TensorDict
-from workloads.counting import CountingEnv, CountingOptions
 
 from marl_collect import EnvDescription, GroupDescription, open_dataset
-from marl_collect.storage import DatasetDescription, export_minari
+from marl_collect.storage import (
+    Dataset,
+    DatasetDescription,
+    RunDescription,
+    export_minari,
+)
 
 # Minari asks for code and authors of every dataset, and leaves temporary folders.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:minari"),
     pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning"),
 ]
-same = np.array_equal
 
 
 @pytest.fixture(autouse=True)
@@ -37,86 +38,55 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return tmp_path / "store"
 
 
-def test_minari_reads_the_collected_data(tmp_path: Path) -> None:
-    options = CountingOptions(state=True, action_mask=True)
-    for seed in (4, 5):
-        dataset = record_here(
-            tmp_path / "d",
-            lambda: CountingEnv(options),
-            episodes=3,
-            seed=seed,
-            task="my/task",
-            env_kwargs={"size": 3},
-        )
-    name = "mine/counting-v0"
-    assert export_minari(dataset, name).is_dir()
-    with pytest.raises(FileExistsError):
-        export_minari(dataset, name)
-    assert [*minari.list_local_datasets()] == [name]
-    theirs = minari.load_dataset(name)
-    assert theirs.spec.dataset_id == name
-    assert theirs.spec.env_spec.kwargs == {"size": 3}
-    assert theirs.spec.env_spec.id == "my_task"
-    about = [*theirs.storage.get_episode_metadata(range(6))]
-    assert [metadata["seed"] for metadata in about] == dataset.trajectories.seeds
-    assert [metadata["run"] for metadata in about] == [0, 0, 0, 1, 1, 1]
-    pairs = zip(theirs.iterate_episodes(), dataset.trajectories, strict=True)
-    for episode, truth in pairs:
-        assert len(episode) == len(truth)
-        after = truth["next"]
-        team = 0
-        for group in ("hunter", "prey"):
-            observation, infos = episode.observations[group], episode.infos[group]
-            assert same(observation[:-1], truth[group, "observation"])
-            assert same(observation[1:], after[group, "observation"])
-            assert same(episode.actions[group], truth[group, "action"])
-            assert same(infos["mask"][1:], after[group, "mask"])
-            assert ("action_mask" in infos) == (group == "hunter")
-            assert same(infos["reward"][1:], after[group, "reward"][..., 0])
-            assert not infos["reward"][0].any()
-            assert same(infos["terminated"][1:], after[group, "terminated"])
-            team = team + after[group, "reward"].sum((1, 2))
-        legal = episode.infos["hunter"]["action_mask"][:-1]
-        assert same(legal, truth["hunter", "action_mask"])
-        assert same(episode.observations["state"][1:], after["state"])
-        assert np.allclose(episode.rewards, team)
-        assert same(episode.terminations, after["terminated"][:, 0])
-        assert same(episode.truncations, after["truncated"][:, 0])
+def every_space(path: Path, *names: str) -> Dataset:
+    """Write two runs of three episodes, each of two frames, with every kind of space.
 
-
-def every_space() -> tuple[DatasetDescription, TensorDict]:
-    """Return three episodes of two frames, with a space of each kind; there is NaN."""
+    The second group has a mask of actions. There is NaN.
+    """
     observation = spaces.Dict(
         image=spaces.Box(0, 255, (20, 16, 3), np.uint8),
         pair=spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,))]),
         bits=spaces.MultiBinary(3),
     )
-    group = GroupDescription(("a", "b"), observation, spaces.MultiDiscrete([2, 3]))
+    agents, box = ("a", "b"), spaces.Box(-1, 1, (2,))
+    group = GroupDescription(agents, observation, spaces.MultiDiscrete([2, 3]))
+    other = GroupDescription(agents, box, spaces.Discrete(2), action_mask=True)
+    groups = dict(zip(names, (group, other), strict=True))
     state = spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    rng, shape = np.random.default_rng(0), (3, 3, 2)
-    seen: dict[tuple[str, ...], Any] = {
-        ("image",): rng.integers(0, 256, (*shape, 20, 16, 3), np.uint8),
-        ("pair", "0"): rng.integers(0, 3, shape),
-        ("pair", "1"): rng.uniform(-1, 1, (*shape, 2)).astype(np.float32),
-        ("bits",): rng.integers(0, 2, (*shape, 3), np.int8),
-    }
-    seen = {("g", "observation", *key): values for key, values in seen.items()}
-    seen["state",] = rng.normal(size=shape) * [1, np.nan]
-    batch = TensorDict({}, [3, 2])
-    for key, values in seen.items():
-        batch[key] = torch.from_numpy(values)[:, :-1].clone()
-        batch["next", *key] = torch.from_numpy(values)[:, 1:].clone()
-    batch["collector", "traj_ids"] = (torch.arange(3) << 32)[:, None].expand(3, 2)
-    batch["g", "action"] = torch.from_numpy(rng.integers(0, 2, (3, 2, 2, 2)))
-    batch["g", "half"] = torch.rand(3, 2, 2).bfloat16()
-    rewards = torch.tensor([[[1], [0.5]], [[2], [0.5]]])
-    batch["next", "g", "reward"] = rewards.expand(3, 2, 2, 1)
-    done = torch.tensor([[False], [True]]).expand(3, 2, 1)
-    for name in ("done", "terminated"):
-        batch["next", name] = done
-    batch["next", "truncated"] = done & False
-    environment = EnvDescription("every", {"g": group}, {"state": state})
-    return DatasetDescription("every", environment), batch
+    environment = EnvDescription("every", groups, {"state": state})
+    about = DatasetDescription("every/task", environment, {"size": 3})
+    rng = np.random.default_rng(0)
+
+    def draw(field: Any) -> torch.Tensor:
+        values = rng.random((3, 3, *field.shape)) * 2 - 1
+        is_float = field.dtype.kind == "f"
+        return torch.from_numpy(
+            (values if is_float else values > 0).astype(field.dtype)
+        )
+
+    for seed in (4, 5):
+        batch = TensorDict({}, [3, 2])
+        for key, field in environment.observed().items():
+            values = draw(field)
+            batch[key], batch["next", *key] = values[:, :-1], values[:, 1:]
+        for key, field in environment.actions().items():
+            batch[key] = draw(field)[:, 1:]
+        for key, field in environment.outcome().items():
+            batch["next", *key] = draw(field)[:, 1:]
+        batch["collector", "traj_ids"] = (torch.arange(3) << 32)[:, None].expand(3, 2)
+        batch["state"][..., 0] = np.nan
+        batch[names[0], "half"] = torch.rand(3, 2, 2).bfloat16()
+        done = torch.tensor([[False], [True]]).expand(3, 2, 1)
+        batch["next", "done"] = done
+        batch["next", "terminated"] = done & (torch.arange(3) < 2)[:, None, None]
+        batch["next", "truncated"] = done & ~batch["next", "terminated"]
+        write(path, [batch], about, RunDescription(seed))
+    return open_dataset(path)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    return every_space(tmp_path / "d", "g", "h")
 
 
 def frame_of(value: Any, t: int) -> Any:
@@ -127,40 +97,65 @@ def frame_of(value: Any, t: int) -> Any:
     return np.nan_to_num(value[t])
 
 
-def test_minari_reads_every_space(tmp_path: Path) -> None:
-    about, batch = every_space()
-    write(tmp_path, [batch], about)
-    selection = open_dataset(tmp_path).trajectories[1:]
-    export_minari(selection, "every-v3")
-    theirs = minari.load_dataset("every-v3")
-    assert (theirs.total_episodes, theirs.total_steps) == (2, 4)
+def test_minari_reads_every_space(dataset: Dataset) -> None:
+    name, selection = "mine/every-v3", dataset.trajectories[1:]
+    assert export_minari(selection, name).is_dir()
+    with pytest.raises(FileExistsError):
+        export_minari(dataset, name)
+    assert [*minari.list_local_datasets()] == [name]
+    theirs = minari.load_dataset(name)
+    assert (theirs.total_episodes, theirs.total_steps) == (5, 10)
+    assert theirs.spec.dataset_id == name
+    assert theirs.spec.env_spec.kwargs == {"size": 3}
+    assert theirs.spec.env_spec.id == "every_task"
+    about = [*theirs.storage.get_episode_metadata(range(5))]
+    assert [metadata["seed"] for metadata in about] == selection.seeds
+    assert [metadata["run"] for metadata in about] == [0, 0, 1, 1, 1]
     for episode, truth in zip(theirs.iterate_episodes(), selection, strict=True):
-        observation, after = episode.observations["g"], truth["next"]
-        for name in ("image", "bits"):
-            assert same(observation[name][1:], after["g", "observation", name])
-        for part in (0, 1):
-            expected = after["g", "observation", "pair", str(part)]
-            assert same(observation["pair"][part][1:], expected)
-        state = episode.observations["state"][:-1]
-        assert same(state, truth["state"], equal_nan=True)
-        assert same(episode.infos["g"]["half"], truth["g", "half"].float())
-        assert episode.rewards.tolist() == [1.5, 2.5]
-        assert theirs.action_space.contains({"g": episode.actions["g"][0]})
+        after, (g, h) = truth["next"], (episode.observations[n] for n in "gh")
+        infos, state = episode.infos["h"], episode.observations["state"]
+        expected = after["g", "observation"]
+        assert not infos["reward"][0].any()
+        assert "action_mask" not in episode.infos["g"]
+        for actual, values in (
+            (g["image"][1:], expected["image"]),
+            (g["bits"][1:], expected["bits"]),
+            (g["pair"][0][1:], expected["pair", "0"]),
+            (g["pair"][1][1:], expected["pair", "1"]),
+            (h[:-1], truth["h", "observation"]),
+            (h[1:], after["h", "observation"]),
+            (state[:-1], truth["state"]),
+            (state[1:], after["state"]),
+            (episode.actions["g"], truth["g", "action"]),
+            (episode.actions["h"], truth["h", "action"]),
+            (episode.infos["g"]["half"], truth["g", "half"].float()),
+            (infos["mask"][:-1], truth["h", "mask"]),
+            (infos["mask"][1:], after["h", "mask"]),
+            (infos["action_mask"][:-1], truth["h", "action_mask"]),
+            (infos["reward"][1:], after["h", "reward"][..., 0]),
+            (infos["terminated"][1:], after["h", "terminated"]),
+            (episode.terminations, after["terminated"][:, 0]),
+            (episode.truncations, after["truncated"][:, 0]),
+        ):
+            assert np.array_equal(actual, values, equal_nan=True)
+        team = sum(after[name, "reward"].double().sum((1, 2)) for name in "gh")
+        assert np.allclose(episode.rewards, team)
+        assert theirs.action_space["g"].contains(episode.actions["g"][0])
         for t in range(3):
             frame = frame_of(episode.observations, t)
             assert theirs.observation_space.contains(frame)
 
 
 def test_an_export_that_fails_leaves_nothing(
-    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+    dataset: Dataset, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    episodes = record_here(tmp_path / "d", CountingEnv, episodes=3).trajectories
+    episodes = dataset.trajectories[:3]
     ends = [("next", name) for name in ("terminated", "truncated")]
-    rewards = [("next", group, "reward") for group in ("hunter", "prey")]
-    first = episodes.select("hunter", "prey", *ends, *rewards)
+    rewards = [("next", name, "reward") for name in "gh"]
+    first = episodes.select("g", "h", "state", *ends, *rewards)
     refusals: Any = (
         (KeyError, "under 'next', so the last", first, "x-v0"),
-        (KeyError, "no hunter/observation, which", episodes.select("next"), "x-v0"),
+        (KeyError, "no g/observation/bits, which", episodes.select("next"), "x-v0"),
         (ValueError, "is not an id of a Minari dataset", episodes, "../counting"),
     )
     for error, message, selection, name in refusals:
@@ -192,15 +187,6 @@ def test_an_export_that_fails_leaves_nothing(
 
 
 def test_groups_that_would_be_a_file_and_its_folder_are_refused(tmp_path: Path) -> None:
-    about, batches = collected(2, frames=40)
-    groups = about.environment.groups
-    names = {"hunter": "team", "prey": "team/red/observation"}
-    for batch in batches:
-        for name, other in names.items():
-            batch[other] = batch.pop(name)
-            batch["next", other] = batch["next"].pop(name)
-    renamed = {names[name]: group for name, group in groups.items()}
-    environment = replace(about.environment, groups=renamed)
-    write(tmp_path / "d", batches, replace(about, environment=environment))
+    dataset = every_space(tmp_path / "d", "team/red/observation", "team")
     with pytest.raises(ValueError, match="cannot both be in a file of Minari"):
-        export_minari(open_dataset(tmp_path / "d"), "slashes-v0")
+        export_minari(dataset, "slashes-v0")

@@ -67,15 +67,6 @@ def test_frames_are_read_in_any_order_as_copies(recording: Any, tmp_path: Path) 
             transitions[wrong]
 
 
-def test_data_that_do_not_fit_into_memory_are_read(
-    recording: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("marl_collect.storage.frames.free_memory", lambda: 1)
-    frames = open_dataset(recording.dataset.name).transitions
-    order = torch.randperm(600, generator=torch.Generator().manual_seed(0))
-    assert (frames[order] == recording.frames[order]).all()
-
-
 def test_parts_by_return_are_ordered_and_complete(dataset: Any) -> None:
     episodes = dataset.trajectories
     parts = episodes.split_by_return()
@@ -103,6 +94,8 @@ def test_a_selection_has_only_its_frames_and_keys(dataset: Any) -> None:
     selection = episodes.select(("hunter", "observation"), "state", "next")[0]
     assert set(selection.keys()) == {"hunter", "state", "next"}
     assert set(selection["hunter"].keys()) == {"observation"}
+    assert selection.names == ["time"]
+    assert selection["hunter"].batch_size == (len(selection), 2)
     assert (selection == episodes[0].select(*selection.keys(True, True))).all()
     for index in ((n := len(episodes)), -n - 1):
         with pytest.raises(IndexError, match=f"Episode {index} is out of .* are {n}"):

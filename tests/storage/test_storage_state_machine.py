@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -35,6 +36,7 @@ from storage_streams import (
     Stream,
     complete_episodes,
     damage,
+    ended_episode,
     flat_frames,
     frames_of,
     read,
@@ -45,6 +47,7 @@ from storage_streams import (
 from marl_collect.storage import (
     Dataset,
     DatasetError,
+    EndedEpisode,
     Writer,
     files,
     open_dataset,
@@ -54,6 +57,8 @@ from marl_collect.storage import writer as writing
 
 # Numbers instead of names and offsets, which differ from run to run.
 NUMBERS = st.integers(0, 999)
+FRAMES = st.sampled_from([1, 3, 6])
+BEGUN = st.sampled_from(["seen", "unseen", "some"])
 SET_BACK = SimpleNamespace(
     now=lambda zone: datetime(2000, 1, 1, tzinfo=zone), strptime=datetime.strptime
 )
@@ -69,11 +74,13 @@ class Folder(RuleBasedStateMachine):
         self.folder = self.root / "data"
         self.folder.mkdir()
         self.runs: dict[str, list[Frame]] = {}
+        self.unseen: set[tuple[str, int]] = set()
         self.opened: list[tuple[Dataset, list[Frame]]] = []
         self.writers_open: set[str] = set()
         self.seeds = itertools.count()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(writing, "_MOST_PARTS", 3)
+        self.patch.setattr(writing, "_SMALL_BYTES", 1100)
         self.patch.setattr(trajectories, "_FILE_BYTES", 2000)
         self.patch.setattr(os, "fsync", lambda _: None)  # Nothing is killed here.
 
@@ -83,11 +90,19 @@ class Folder(RuleBasedStateMachine):
 
     writers: Any = Bundle("writers")
 
-    @initialize(target=writers, ragged=st.booleans())
-    def begin(self, ragged: bool) -> Any:
+    def stream(self, n_envs: int = 2, **options: Any) -> Stream:
+        seed, says_begin = next(self.seeds), self.says_begin
+        return Stream(seed, n_envs, says_begin=says_begin, **options)
+
+    @initialize(
+        target=writers, ragged=st.booleans(), begun=BEGUN, says_begin=st.booleans()
+    )
+    def begin(self, ragged: bool, begun: str, says_begin: bool) -> Any:
         """Write a run of several files, which the writer may still join."""
-        writer = self.open_writer(2, ragged)
-        self.add(writer, frames=4, batches=2)
+        self.says_begin = says_begin
+        writer = self.open_writer(2, ragged, begun)
+        for frames in (4, 6, 4):  # The second batch is large.
+            self.add(writer, frames, batches=1)
         return writer
 
     @precondition(lambda self: len(self.writers_open) < 3)
@@ -95,29 +110,48 @@ class Folder(RuleBasedStateMachine):
         target=writers,
         n_envs=st.integers(1, 3),
         ragged=st.booleans(),
+        begun=BEGUN,
         is_set_back=st.booleans(),
     )
-    def open_writer(self, n_envs: int, ragged: bool, is_set_back: bool = False) -> Any:
-        """Open a writer, perhaps while the clock is set back."""
+    def open_writer(
+        self,
+        n_envs: int,
+        ragged: bool,
+        begun: str,
+        is_set_back: bool = False,
+    ) -> Any:
+        """Open a writer, perhaps while the clock is set back.
+
+        The collector may have run before: some or all episodes have begun.
+        """
         with pytest.MonkeyPatch.context() as patch:
             if is_set_back:
                 patch.setattr(files, "datetime", SET_BACK)
             writer = Writer(self.folder, ABOUT)
         assert writer.run > max((path.name for path in self.files()), default="")
         self.writers_open.add(writer.run)
-        return writer, Stream(next(self.seeds), n_envs, ragged=ragged)
+        stream = self.stream(n_envs, ragged=ragged, begun=begun != "unseen")
+        while begun == "some" and not stream.episode.any():
+            stream.batch(1)
+        if not self.says_begin and stream.episode.any():
+            ids = np.arange(n_envs) << 32 | stream.episode
+            self.unseen |= {(writer.run, number) for number in ids.tolist()}
+        return writer, stream
 
-    @rule(writer=writers, frames=st.integers(1, 5), batches=st.integers(1, 3))
+    @rule(writer=writers, frames=FRAMES, batches=st.integers(1, 3))
     def add(self, writer: Any, frames: int, batches: int) -> None:
         writer, stream = writer
         for batch in stream.batches(batches, frames):
-            writer.add(batch)
+            batch = batch[[*range(stream.n_envs)][::-1]]
+            before = [*self.ended(writer.run)]
+            ended = writer.add(batch)
             self.runs.setdefault(writer.run, []).extend(frames_of(batch))
+            assert self.ended(writer.run) == before + ended
 
     @rule(writer=writers)
     def refuse(self, writer: Any) -> None:
         writer, _ = writer
-        batch = Stream(0, 1).batch(2)
+        batch = self.stream(1).batch(2)
         batch["more"] = batch["frame"]
         with pytest.raises(ValueError, match="more|continues|comes after"):
             writer.add(batch)
@@ -152,12 +186,12 @@ class Folder(RuleBasedStateMachine):
 
     @rule()
     def merge(self) -> None:
-        """Copy the files into a folder that has another run."""
+        """Link to the files of a folder that has another run."""
         other = self.root / f"merged-{next(self.names)}"
-        batch = Stream(next(self.seeds)).batch()
+        batch = self.stream().batch()
         self.runs[write(other, [batch])] = frames_of(batch)
         for path in other.glob("*.parquet"):
-            shutil.copy(path, self.folder)
+            (self.folder / path.name).symlink_to(path)
 
     @precondition(lambda self: self.episodes())
     @rule(number=NUMBERS)
@@ -252,9 +286,18 @@ class Folder(RuleBasedStateMachine):
     def episodes(self) -> dict[tuple[str, int], list[Frame]]:
         return {
             (run, key): episode
-            for run, frames in self.runs.items()
+            for run, frames in sorted(self.runs.items())
             for key, episode in complete_episodes(frames).items()
+            if (run, key) not in self.unseen
         }
+
+    def ended(self, of_run: str = "") -> list[EndedEpisode]:
+        """Return what is known of the complete episodes, in the order of their ends."""
+        return [
+            ended_episode(episode)
+            for (run, _), episode in self.episodes().items()
+            if of_run in ("", run)
+        ]
 
     @invariant()
     def reads_what_was_added(self) -> None:
@@ -264,12 +307,13 @@ class Folder(RuleBasedStateMachine):
         assert read(fresh) == read(dataset)
         episodes = self.episodes()
         for reader in (dataset, fresh):
-            assert len(reader.trajectories) == len(episodes)
+            assert reader.trajectories.episodes == self.ended()
         runs = list(dataset.transitions.cache.state.runs)
-        for i, data in enumerate(dataset.trajectories):
+        for data, run in zip(
+            dataset.trajectories, dataset.trajectories.run_numbers, strict=True
+        ):
             frames = flat_frames(data)
-            run = runs[dataset.trajectories.run_numbers[i]]
-            assert frames == episodes[run, traj_id(frames[0])]
+            assert frames == episodes[runs[run], traj_id(frames[0])]
 
     @invariant()
     def opened_datasets_hold_what_they_held(self) -> None:

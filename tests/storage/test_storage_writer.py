@@ -39,7 +39,6 @@ from marl_collect.storage import (
     open_dataset,
     record,
 )
-from marl_collect.storage import writer as writing
 from marl_collect.storage.recording import EpisodeWriter, RecordArguments, collect_into
 
 Batches = list[TensorDict]
@@ -55,10 +54,13 @@ def data() -> Batches:
     return Stream().batches(4)
 
 
-def test_reading_unpickles_nothing(
+def test_reading_unpickles_nothing_and_follows_links(
     tmp_path: Path, data: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path, data)
+    write(tmp_path / "d", data)
+    (tmp_path / "linked").mkdir()
+    for file in (tmp_path / "d").glob("*.parquet"):
+        (tmp_path / "linked" / file.name).symlink_to(file)
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("unpickled")
@@ -66,15 +68,6 @@ def test_reading_unpickles_nothing(
     loads = [f"{module}.load" for module in ("pickle", "_pickle", "torch")]
     for name in (*loads, "pickle.loads", "builtins.exec"):
         monkeypatch.setattr(name, refuse)
-    assert read(tmp_path) == frames_of(*data)
-    assert len(names(tmp_path)) == 1
-
-
-def test_a_link_to_a_file_is_read_like_the_file(tmp_path: Path, data: Batches) -> None:
-    write(tmp_path / "d", data)
-    (file,) = (tmp_path / "d").glob("*.parquet")
-    (tmp_path / "linked").mkdir()
-    (tmp_path / "linked" / file.name).symlink_to(file)
     assert read(tmp_path / "linked") == frames_of(*data)
 
 
@@ -176,11 +169,15 @@ def test_a_writer_that_added_nothing_leaves_no_folder(
     assert read(tmp_path / "d") == frames_of(data[0])
 
 
-def test_cleaning_deletes_no_batch_that_another_writer_adds(
+def test_cleaning_deletes_old_files_but_nothing_of_another_writer(
     tmp_path: Path, data: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     added, glob = data[:1], Path.glob
     write(tmp_path, added)
+    new, old = (tmp_path / f".{age}.parquet.tmp" for age in ("new", "old"))
+    for path in (new, old):
+        path.touch()
+    os.utime(old, (0, 0))
     other, stream = Writer(tmp_path, ABOUT), Stream(1)
 
     def outdated(path: Path, pattern: str) -> list[Path]:
@@ -194,15 +191,8 @@ def test_cleaning_deletes_no_batch_that_another_writer_adds(
         Writer(tmp_path, ABOUT).close()
     other.close()
     assert len(added) > 2
+    assert new.exists() > old.exists()
     assert read(tmp_path) == frames_of(*added)
-
-
-def test_old_temporary_files_are_cleaned(tmp_path: Path) -> None:
-    (tmp_path / ".new.parquet.tmp").touch()
-    (tmp_path / ".old.parquet.tmp").touch()
-    os.utime(tmp_path / ".old.parquet.tmp", (0, 0))
-    Writer(tmp_path, ABOUT).close()
-    assert names(tmp_path) == {".new.parquet.tmp"}  # It may be of another writer.
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EFBIG])
@@ -269,25 +259,6 @@ def test_a_fork_does_not_write(tmp_path: Path, data: Batches) -> None:
     background.add(data[0])
     background.close()
     assert read(tmp_path / "d") == frames_of(data[0])
-
-
-@pytest.mark.parametrize(
-    ("lengths", "numbers"),
-    [
-        ([8, 8, 8], ["000000-000002"]),
-        ([80, 80], ["000000-000000", "000001-000001"]),
-        ([8, 8, 80, 8, 8], ["000000-000001", "000002-000002", "000003-000004"]),
-    ],
-)
-def test_small_batches_are_joined_and_large_ones_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: Any, numbers: Any
-) -> None:
-    monkeypatch.setattr(writing, "_SMALL_BYTES", 8000)
-    stream = Stream()
-    batches = [stream.batch(length) for length in lengths]
-    run = write(tmp_path, batches)
-    assert names(tmp_path) == {f"{run}.{part}.parquet" for part in numbers}
-    assert read(tmp_path) == frames_of(*batches)
 
 
 def test_a_background_writer_that_failed_or_closed_accepts_no_batch(
