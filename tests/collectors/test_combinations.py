@@ -90,18 +90,6 @@ def test_preempted_batches_resume_with_the_frames_that_were_taken() -> None:
         assert not [key for key, equal in comparisons if not equal.all()], k
 
 
-def test_whole_trajectories_of_async_workers_are_complete() -> None:
-    options: Any = {"frames_per_batch": 22, "trajs_per_batch": 1, "traj_format": "cat"}
-    with MultiAsyncCollector(ENVS, seed=4, **options) as first:
-        recorded(first, 3)
-        state = first.state_dict()
-    with MultiAsyncCollector(ENVS, seed=9, **options) as second:
-        second.load_state_dict(state)
-        for trajectory in recorded(second, 8):
-            assert trajectory["hunter", "observation"][0, :, 1].eq(0).all()
-            assert trajectory["next", "done"][-1].all()
-
-
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])
 def test_batches_of_trajectories_do_not_wait_for_ever(
     kind: Any, monkeypatch: pytest.MonkeyPatch

@@ -322,15 +322,6 @@ def test_a_replacement_makes_the_calls_of_its_predecessor(limit: int | None) -> 
         assert (winds(collector.next())[2] == 1.5).all()
 
 
-def test_a_worker_that_grew_too_large_is_replaced_with_its_calls() -> None:
-    with collector_of(Collector) as collector:
-        expected = changing(collector, 4)
-    options: dict[str, Any] = {"max_worker_rss": 1}
-    with collector_of(MultiSyncCollector, **options) as collector:
-        expect_equal(changing(collector, 4), expected)
-        assert collector.stats()["recycled"] > 0
-
-
 @pytest.mark.parametrize(
     ("factories", "levels"),
     [

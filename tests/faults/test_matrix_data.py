@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_tools import KINDS, constant, faulty, meeting
+from fault_tools import KINDS, faulty
 from support.clocks import LIMIT, Clock, beside, waits
 from support.processes import SOON, wait_until
 from tensordict import TensorDictBase
@@ -62,23 +62,6 @@ def test_a_factory_that_cannot_be_pickled_is_refused_before_any_process_starts(
             ParallelEnv(2, factory, num_processes=2).reset()
 
 
-@workers
-def test_no_rollout_mixes_two_versions_of_the_weights(kind: Any) -> None:
-    """Row 26: every weight is the version's number."""
-    policy = constant()
-    with kind(
-        [CountingEnv] * 2, policy, frames_per_batch=4, track_policy_version=True
-    ) as collector:
-        for version in range(1, 100):
-            with torch.no_grad():
-                for parameter in policy.parameters():
-                    parameter.fill_(version)
-            collector.update_policy_weights_()
-            batch = collector.next()
-            versions = batch["policy_version"][..., None].float()
-            assert (batch["extremes"] == versions).all()
-
-
 @pytest.mark.filterwarnings("ignore:More than .* batches are held")
 @every_kind
 def test_a_loop_can_be_left_and_continued_and_ends_once(kind: Any) -> None:
@@ -105,13 +88,6 @@ def test_a_collector_can_be_shut_down_while_all_slots_are_held(kind: Any) -> Non
     collector.shutdown(timeout=SOON)
     for batch, copy in zip(batches, copies, strict=True):
         assert (batch == copy).all()
-
-
-def test_processes_of_one_environment_start_at_the_same_time(tmp_path: Path) -> None:
-    """Row 34, for ParallelEnv: each factory waits for all others."""
-    factories = meeting(tmp_path, 3)
-    with ParallelEnv(3, factories, num_processes=3, start_timeout=SOON) as env:
-        assert env.rollout(2).shape == (3, 2)
 
 
 def test_the_start_of_processes_has_its_own_limit(

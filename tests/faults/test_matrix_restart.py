@@ -14,18 +14,12 @@ from fault_tools import KINDS, constant, faulty_once, kill, next_from
 from support.clocks import LIMIT, Clock, hangs_in_c
 from support.processes import suspend, wait_until_gone
 from support.scripts import run_python
-from tensordict import TensorDict
 from workloads.counting import CountingEnv, Fault, stuck
 
 from marl_collect.collectors import MultiSyncCollector
 from marl_collect.errors import WorkerError
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-def worker_of(batch: TensorDict) -> int:
-    """Return the worker of the first row; each worker has one environment."""
-    return int(batch["collector", "traj_ids"][0, 0]) >> 32
 
 
 @every_kind
@@ -91,25 +85,6 @@ def test_a_restart_is_logged_and_can_be_silenced(
         assert record.getMessage().startswith("Restarting: Worker 1 (pid ")
         assert "fault in step" in record.getMessage()
     assert capfd.readouterr().err == ""  # Only handlers of the user print.
-
-
-@every_kind
-def test_a_worker_killed_between_batches_is_replaced(kind: Any) -> None:
-    """Also if the next command is to attach a new slot."""
-    batches = []
-    with kind(
-        [CountingEnv] * 2, frames_per_batch=20, on_worker_failure="restart"
-    ) as collector:
-        with pytest.warns(UserWarning, match="held at once"):  # noqa: PT031
-            for k in range(8):
-                before = collector.worker_pids
-                batches.append(collector.next())
-                first = worker_of(batches[-1])
-                worker = k % 2 if kind is MultiSyncCollector else first
-                # Only one that has delivered: what fails again at once is an error.
-                if collector.worker_pids[worker] == before[worker]:
-                    kill(before[worker])
-        assert 1 <= collector.stats()["restarts"] <= 8
 
 
 def test_a_worker_that_reads_nothing_of_a_large_message_is_replaced(

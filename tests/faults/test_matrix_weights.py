@@ -36,11 +36,6 @@ MODES: list[Any] = [
     pytest.param(MultiSyncCollector, {"prefetch": True}, id="prefetch"),
     pytest.param(MultiAsyncCollector, {}, id="async"),
 ]
-SOME: list[Any] = [
-    pytest.param(SOURCES[source], *MODES[mode].values)
-    for source, mode in [(0, 0), (1, 1), (2, 2), (3, 0), (0, 1), (3, 2)]
-]
-"""Each source with some modes, and each mode with some sources."""
 
 
 class Tells(nn.Module):
@@ -221,30 +216,6 @@ def test_a_worker_that_dies_within_a_batch(
         fail_after_each_update(collector, published, failure.request)
 
 
-@pytest.mark.parametrize(("source", "kind", "options"), SOME)
-def test_workers_that_die_before_they_have_read_an_update(
-    source: str, kind: Any, options: dict[str, Any]
-) -> None:
-    """Before the first batch, after an update of all workers, and after one of one."""
-    published = Published(source)
-    factory = partial(CountingEnv, n_prey=0)
-    options = {"on_worker_failure": "restart", **options}
-    with start(kind, factory, published, **options) as collector:
-        newest = [0] * WORKERS  # Versions that replacements read.
-        for number, worker in enumerate((None, FAILING, 0)):
-            pids = collector.worker_pids
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-            wait_until_gone(pids)
-            # One that has delivered nothing since must not fail again.
-            collect(collector, published, WORKERS * (number + 1), range(WORKERS))
-            if kind is MultiSyncCollector:  # Others may have batches from before.
-                assert collector.next()["policy_version"][:, 0].tolist() == newest
-            published.update(collector, worker)
-            for index in range(WORKERS) if worker is None else [worker]:
-                newest[index] = number + 1
-
-
 def fail_within_updates(
     collector: Any, published: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,23 +269,6 @@ def test_workers_and_actors_that_die_on_ray(
             published.update(collector, worker)
             kill(collector.actors[FAILING]["pid"])
             collect(collector, published, before + 1)
-
-
-@pytest.mark.parametrize(("source", "kind", "options"), SOME)
-def test_a_worker_that_has_grown_too_large(
-    source: str, kind: Any, options: dict[str, Any]
-) -> None:
-    """Every worker is replaced before each of its batches."""
-    published = Published(source)
-    factory = partial(CountingEnv, n_prey=0)
-    options = {"max_worker_rss": 1, **options}
-    with start(kind, factory, published, **options) as collector:
-        for worker in (None, None, FAILING, None):
-            for _ in range(2):
-                collect(collector, published, 0)
-            published.update(collector, worker)
-        collect(collector, published, 0)
-        assert collector.stats()["recycled"] >= 8
 
 
 class Larger(Tells):

@@ -108,11 +108,15 @@ def test_a_slow_environment_that_makes_progress_is_not_a_hang(
         assert clock.now > 2 * LIMIT
 
 
-@every_kind
+@pytest.mark.parametrize("kind", [*KINDS, ParallelEnv])
 def test_environments_of_workers_are_built_at_the_same_time(
     kind: Any, tmp_path: Path
 ) -> None:
+    """Each factory waits for all others."""
     factories = meeting(tmp_path, 3)
+    if kind is ParallelEnv:
+        ParallelEnv(3, factories, num_processes=3, start_timeout=SOON).close()
+        return
     with kind(factories, frames_per_batch=9, start_timeout=SOON) as collector:
         assert collector.next() is not None
 

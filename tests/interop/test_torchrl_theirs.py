@@ -180,17 +180,6 @@ def test_actions_are_passed_in_the_form_of_the_spec(action: Any, space: Any) -> 
     assert frames["agents", "observation"].shape == (5, 1)
 
 
-def test_rows_of_agents_that_died_are_zero() -> None:
-    frames = TorchRLWrapper(LampsEnv()).rollout(9)
-    assert frames.shape == (4,)
-    after = frames["next", "agents"]
-    assert after["done"][:, 0, 0].tolist() == [False, False, True, True]
-    assert after["mask"][:, 0].tolist() == [True, True, False, False]
-    assert not after["observation"][3, 0].any()
-    assert after["reward"][2, 0] > 0
-    assert after["reward"][3, 0] == 0
-
-
 def test_an_agent_that_comes_back_acts_again() -> None:
     pytest.importorskip("pettingzoo")
     from support.zoo import Script, ScriptedEnv
