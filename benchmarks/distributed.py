@@ -6,8 +6,8 @@
 * Bytes: transferred per frame and per version of the weights.
 * Recovery: time from a kill of the actor in the middle of a batch to that batch.
 
-    python benchmarks/distributed.py              # takes minutes
-    python benchmarks/distributed.py --quick      # checks that it works
+    python benchmarks/distributed.py                         # takes minutes
+    python benchmarks/distributed.py --frames 400 --pairs 2  # checks that it works
 """
 
 import argparse
@@ -133,11 +133,7 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=4000, help="frames per batch")
     parser.add_argument("--workers", type=int, default=2, help="workers of the actor")
     parser.add_argument("--pairs", type=int, default=20, help="pairs of batches")
-    parser.add_argument("--quick", action="store_true", help="two pairs")
-    options = parser.parse_args()
-    if options.quick:
-        options.frames, options.pairs = 400, 2
-    run(options)
+    run(parser.parse_args())
 
 
 if __name__ == "__main__":

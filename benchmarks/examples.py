@@ -15,7 +15,6 @@ import argparse
 import csv
 import json
 import math
-import re
 import statistics
 import subprocess
 import sys
@@ -31,9 +30,6 @@ PICTURES = ROOT / "docs" / "pictures"
 PAGE = ROOT / "docs" / "examples.md"
 BEGIN, END = "<!-- curves -->\n", "<!-- end of curves -->\n"
 SEEDS = 3
-PRINTED = re.compile(
-    r"iteration (?P<iteration>\d+): mean return( of (?P<group>\w+))? (?P<value>\S+)"
-)
 
 
 @dataclass(frozen=True)
@@ -45,8 +41,6 @@ class Study:
         columns: columns of its curve, with their labels; the first one is trained for.
         ylabel: what the columns are.
         scale: factor of the values that are shown.
-        printed: frames of an iteration, for a script that writes no curve but prints
-            lines such as ``iteration 3: mean return of adversary 4.20``.
         seeds: number of seeds.
         earlier: a column with a value for each earlier version of the policy, in the
             rows of the frames that this version was trained with.
@@ -57,7 +51,6 @@ class Study:
     ylabel: str
     scale: float = 1.0
     seeds: int = SEEDS
-    printed: int | None = None
     earlier: str | None = None
 
 
@@ -130,7 +123,6 @@ STUDIES = {
         "benchmarl_mappo.py --iterations 40",
         {"return": "BenchMARL's MAPPO"},
         "return per agent in training",
-        printed=6_000,
     ),
 }
 
@@ -144,44 +136,13 @@ def train(names: list[str]) -> None:
             if folder.name in committed or (folder / "seconds.json").exists():
                 continue
             script, *arguments = STUDIES[name].command.split()
-            command = [sys.executable, "-u", str(ROOT / "examples" / script)]
-            arguments += ["--seed", str(seed)]
+            command = [sys.executable, str(ROOT / "examples" / script), *arguments]
+            command += ["--seed", str(seed), "--out", str(folder)]
             print(f"{name}, seed {seed}", flush=True)
             begin = time.monotonic()
-            if iteration := STUDIES[name].printed:
-                run_and_read([*command, *arguments], iteration, folder)
-            else:
-                command += [*arguments, "--out", str(folder)]
-                subprocess.run(command, check=True)
+            subprocess.run(command, check=True)
             seconds = round(time.monotonic() - begin)
             (folder / "seconds.json").write_text(json.dumps(seconds))
-
-
-def run_and_read(command: list[str], frames: int, folder: Path) -> None:
-    """Run a script and write the returns that it prints as a curve.
-
-    Args:
-        command: of the script.
-        frames: of an iteration.
-        folder: of the curve, and of what the script writes.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, cwd=folder
-    ) as process:
-        assert process.stdout is not None  # It is a pipe.
-        rows: dict[int, dict[str, str]] = {}
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            if match := PRINTED.match(line):
-                row = rows.setdefault(frames * (int(match["iteration"]) + 1), {})
-                row[match["group"] or "return"] = match["value"]
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command)
-    header = ["frames", *next(iter(rows.values()))]
-    lines = [[str(frames), *row.values()] for frames, row in rows.items()]
-    with (folder / "returns.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([header, *lines])
 
 
 def packed(name: str) -> dict[str, Any]:
@@ -198,9 +159,8 @@ def pack(name: str) -> None:
     """Write the curves of a finished study into the file that is committed."""
     seeds = packed(name)
     for folder in sorted((RUNS / name).glob("seed_*")):
-        if (folder / "seconds.json").exists() and any(folder.glob("*.csv")):
-            (curve,) = folder.glob("*.csv")
-            with curve.open(newline="") as file:
+        if (folder / "seconds.json").exists():
+            with (folder / "progress.csv").open(newline="") as file:
                 rows = list(csv.DictReader(file))
             columns = {key: [float(row[key]) for row in rows] for key in rows[0]}
             seconds = json.loads((folder / "seconds.json").read_text())

@@ -23,9 +23,10 @@ from statistics import median
 from typing import Any, final
 
 import torch
-from cases.worlds import PERIOD, StockJaxMarl
+from cases.worlds import DISCRETE, StockJaxMarl, torchrl_vmas
+from harness.turns import Alternative, measure
 
-from marl_collect import Collector, MultiSyncCollector
+from marl_collect import Collector, MultiSyncCollector, describe
 from marl_collect.envs import JaxMarlEnv, VmasEnv
 from marl_collect.envs.vmas.env import renew
 from marl_collect.models import make_policy
@@ -44,74 +45,43 @@ class VmasWorlds:
         """Build the worlds, and a twin from which worlds begin."""
         import vmas
 
-        make = partial(
-            vmas.make_env,
-            scenario,
-            worlds,
-            device=device,
-            continuous_actions=False,
-            max_steps=PERIOD,
-        )
+        make = partial(vmas.make_env, scenario, worlds, device=device, **DISCRETE)
         self._env, self._twin = make(seed=0), make(seed=1)
 
-    def begin(self) -> torch.Tensor:
-        """Begin all episodes, and return observations ``[K, n, ...]``."""
-        return torch.stack(self._env.reset(), 1)
+    def begin(self, which: Any, seeds: Any) -> torch.Tensor:
+        """Begin episodes, and return observations ``[K, n, ...]`` of all worlds."""
+        del seeds
+        if which is None:
+            return torch.stack(self._env.reset(), 1)
+        self._twin.reset(return_observations=False)
+        renew(self._env, self._twin, which)
+        observed = self._env.get_from_scenario(
+            get_observations=True, get_rewards=False, get_infos=False, get_dones=False
+        )[0]
+        return torch.stack(observed, 1)
 
-    def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def advance(self, actions: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Step all worlds; return observations, rewards and ends."""
         observations, rewards, over, _ = self._env.step(
             list(actions[..., None].unbind(1))
         )
         return torch.stack(observations, 1), torch.stack(rewards, 1), over
 
-    def renew(self, over: torch.Tensor, observations: torch.Tensor) -> torch.Tensor:
-        """Begin episodes where they are over; return the observations of all worlds."""
-        del observations
-        self._twin.reset(return_observations=False)
-        renew(self._env, self._twin, over)
-        observed = self._env.get_from_scenario(
-            get_observations=True, get_rewards=False, get_infos=False, get_dones=False
-        )[0]
-        return torch.stack(observed, 1)
 
+def jax_worlds(task: str, worlds: int, device: str) -> StockJaxMarl:
+    """Return the worlds of a JaxMARL task, whose arrays are shared with torch."""
+    import jax
 
-@final
-class JaxWorlds:
-    """A JaxMARL task, whose arrays are shared with torch."""
-
-    def __init__(self, task: str, worlds: int, device: str) -> None:
-        """Build the worlds."""
-        self._stock = StockJaxMarl(task, worlds, torch.utils.dlpack.from_dlpack)
-        self._device = device
-
-    def begin(self) -> torch.Tensor:
-        """Begin all episodes, and return observations ``[K, n, ...]``."""
-        observations: torch.Tensor = self._stock.begin(None, None)
-        if observations.device.type != torch.device(self._device).type:
-            raise ImportError(f"JAX for {self._device}")
-        return observations
-
-    def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Step all worlds; return observations, rewards and ends."""
-        import jax
-
-        observations, rewards, over = self._stock.advance(
-            jax.dlpack.from_dlpack(actions)
-        )
-        return observations, rewards, over.bool()
-
-    def renew(self, over: torch.Tensor, observations: torch.Tensor) -> torch.Tensor:
-        """Begin episodes where they are over; return the observations of all worlds."""
-        import jax
-
-        first = self._stock.begin(jax.dlpack.from_dlpack(over), None)
-        return torch.where(over[:, None, None], first, observations)
+    from_jax, to_jax = torch.utils.dlpack.from_dlpack, jax.dlpack.from_dlpack
+    stock = StockJaxMarl(task, worlds, from_jax, to_jax)
+    if stock.begin(None, None).device.type != torch.device(device).type:
+        raise ImportError(f"JAX for {device}")
+    return stock
 
 
 def bare(worlds: Any, network: Any, device: str) -> Callable[[], None]:
     """Return what collects one batch, and stores it on the device."""
-    observed = worlds.begin()
+    observed = worlds.begin(None, None)
     logits = network(observed)
     (k, n), like = logits.shape[:2], partial(torch.empty, device=device)
     roots, nexts = (like((FRAMES, *observed.shape)) for _ in range(2))
@@ -130,10 +100,12 @@ def bare(worlds: Any, network: Any, device: str) -> Callable[[], None]:
             chosen = gumbel.add_(logits).argmax(-1)
             logit[t], action[t] = logits, chosen
             chance[t] = logits.log_softmax(-1).gather(-1, chosen[..., None])[..., 0]
-            observed, rewards[t], over = worlds.step(chosen)
+            observed, rewards[t], over = worlds.advance(chosen)
+            over = over.bool()  # JAX shares bytes.
             nexts[t], ends[t], masks[t] = observed, over, ~over
             if over.any():
-                observed = worlds.renew(over, observed)
+                first = worlds.begin(over, None)
+                observed = torch.where(over[:, None, None], first, observed)
 
     return collect
 
@@ -144,11 +116,9 @@ def sides(
     """Return for each side of a row what collects one batch."""
     library, name = row.split("/")
     ours: Any = partial(JaxMarlEnv, name, worlds)
-    stock: Any = JaxWorlds
+    stock: Any = jax_worlds
     if library == "vmas":
-        ours = partial(
-            VmasEnv, name, worlds, continuous_actions=False, max_steps=PERIOD
-        )
+        ours = partial(VmasEnv, name, worlds, **DISCRETE)
         stock = VmasWorlds
     policy = make_policy(partial(ours, device="cpu"), num_cells=(64, 64))
     on_device = make_policy(partial(ours, device="cpu"), num_cells=(64, 64)).to(device)
@@ -166,40 +136,22 @@ def sides(
     }
     if library == "vmas" and importlib.util.find_spec("torchrl"):
         from torchrl.collectors import Collector as TheirCollector
-        from torchrl.envs import VmasEnv as TheirVmasEnv
 
-        env = ours()
-        groups = env.description.group_map
-        env.close()
-        theirs = TheirVmasEnv(
-            scenario=name,
-            num_envs=worlds,
-            device=device,
-            continuous_actions=False,
-            max_steps=PERIOD,
-            group_map=groups,
-            seed=0,
-        )
+        theirs = torchrl_vmas(name, worlds, describe(ours), device)
         loop: Any = TheirCollector(theirs, on_device, device=device, **batches)
         stack.callback(loop.shutdown)
         built["TorchRL"] = partial(next, iter(loop))
     return built
 
 
-def measured(
-    calls: dict[str, Callable[[], object]], rounds: int, device: str
-) -> dict[str, list[float]]:
-    """Return the seconds of a batch of each side, in each round."""
-    seconds: dict[str, list[float]] = {side: [] for side in calls}
-    for step in range(rounds + 1):
-        for side in list(calls)[:: (-1) ** step]:
-            started = time.perf_counter()
-            calls[side]()
-            if device != "cpu":
-                torch.cuda.synchronize()
-            if step:  # The first round compiles and allocates.
-                seconds[side].append(time.perf_counter() - started)
-    return seconds
+def until_done(call: Callable[[], object], device: str) -> Alternative:
+    """Return the call that also waits for the device."""
+
+    def synchronised() -> None:
+        call()
+        torch.cuda.synchronize()
+
+    return Alternative.once(call if device == "cpu" else synchronised)
 
 
 def main() -> None:
@@ -226,11 +178,13 @@ def main() -> None:
             if time.monotonic() - started < 60 * args.minutes:
                 with ExitStack() as stack:
                     try:
-                        calls = sides(row, worlds, args.device, stack)
+                        built = sides(row, worlds, args.device, stack)
                     except ImportError as error:
                         print(f"| {row} | {worlds:,} | not installed: {error} |")
                         continue
-                    times = measured(calls, args.rounds, args.device)
+                    calls = {s: until_done(built[s], args.device) for s in built}
+                    clock = time.perf_counter
+                    times = measure(calls, args.rounds, seconds=0, clock=clock)
                 cells = [cell(times, side, worlds) for side in SIDES]
             print(f"| {row} | {worlds:,} |", " | ".join(cells), "|", flush=True)
 

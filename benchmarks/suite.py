@@ -39,7 +39,8 @@ def run(settings: Settings, results: Results) -> None:
         experiment = ahead[0]
         costs = [planned.cost for planned in ahead]
         if budget.left() < experiment.cost.fixed / 2:
-            results.add(experiment.name, _not_run(experiment))
+            reason = {"status": "not run", "reason": "no time was left"}
+            results.add(experiment.name, {"title": experiment.title, **reason})
             console.print(f"{experiment.name}: no time left")
         else:
             window = budget.window(costs)
@@ -70,11 +71,6 @@ def measure(experiment: Experiment, window: float) -> dict[str, Any]:
         "disturbed": disturbed(before, after),
         "cpu_pressure": pressure(),
     }
-
-
-def _not_run(experiment: Experiment) -> dict[str, Any]:
-    reason = "no time was left"
-    return {"title": experiment.title, "status": "not run", "reason": reason}
 
 
 def main() -> None:

@@ -3,10 +3,12 @@
     pip install "marl-collect[benchmarl,mpe]"
     python examples/benchmarl_mappo.py --iterations 40
 
-BenchMARL's own script differs in the import of ``Experiment``.
+BenchMARL's own script differs in the import of ``Experiment``. Writes ``progress.csv``
+and BenchMARL's results to ``--out``.
 """
 
 import argparse
+from pathlib import Path
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--iterations", type=int, default=40)
@@ -14,7 +16,7 @@ parser.add_argument("--frames", type=int, default=6000, help="per iteration")
 parser.add_argument("--epochs", type=int, default=10, help="per iteration")
 parser.add_argument("--lr", type=float, default=5e-4)
 parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--folder", default=None, help="of BenchMARL's results")
+parser.add_argument("--out", type=Path, default=Path("runs/benchmarl_mappo"))
 arguments = parser.parse_args()
 
 try:
@@ -31,7 +33,7 @@ except ImportError as error:
 
 
 class Progress(Callback):
-    """Prints progress, and writes it to ``progress.csv`` in BenchMARL's folder."""
+    """Prints progress, and writes it to ``progress.csv``."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +45,7 @@ class Progress(Callback):
         mean = self.experiment.mean_return
         print(f"iteration {iteration}: mean return {mean:.2f}", flush=True)
         self.rows.append((self.experiment.total_frames, float(mean)))
-        write_table(self.experiment.folder_name, self.rows)
+        write_table(arguments.out, self.rows)
 
 
 config = ExperimentConfig.get_from_yaml()
@@ -56,7 +58,8 @@ config.evaluation_interval = arguments.frames
 config.evaluation_episodes = 1
 config.render = False
 config.loggers = ["csv"]
-config.save_folder = arguments.folder
+arguments.out.mkdir(parents=True, exist_ok=True)
+config.save_folder = str(arguments.out)
 
 experiment = Experiment(
     task=PettingZooTask.SIMPLE_SPREAD.get_from_yaml(),

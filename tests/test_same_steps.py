@@ -55,8 +55,3 @@ def test_a_reward_of_minus_zero_differs_from_zero() -> None:
     minus_zeros._rewards = dict.fromkeys(minus_zeros.possible_agents, -0.0)
     with pytest.raises(AssertionError, match="step 0, reward of agent_0"):
         compared(zeros, minus_zeros, with_state=False)
-
-
-def test_a_free_environment_is_truncated_at_max_cycles() -> None:
-    tally = compared(FreeEnv(max_cycles=5), FreeEnv(max_cycles=5), with_state=False)
-    assert tally["truncations"] == 15

@@ -38,27 +38,23 @@ def build(stack: ExitStack, task: str) -> dict[str, Alternative]:
     agents = [agent for members in env.group_map.values() for agent in members]
     env.close()
     network = NETWORKS[task]
-    settings: dict[str, Any] = {"frames_per_batch": 100 * ENVS, "seed": 0}
+    shared = make_policy(make, **network)
+    unshared = make_policy(make, share_params=False, **network)
+    separate = make_policy(make_separate, **network)
     policies = {agent: make_policy(make, **network) for agent in agents}
-    collectors = {
-        "one shared network": Collector(
-            [make] * ENVS, make_policy(make, **network), **settings
-        ),
-        "share_params=False": Collector(
-            [make] * ENVS,
-            make_policy(make, share_params=False, **network),
-            **settings,
-        ),
-        "one group per agent": Collector(
-            [make_separate] * ENVS, make_policy(make_separate, **network), **settings
-        ),
-        "policies=": Collector(
-            [make] * ENVS, policies=policies, assign=themselves, **settings
-        ),
+    ways: dict[str, tuple[Any, dict[str, Any]]] = {
+        "one shared network": (make, {"policy": shared}),
+        "share_params=False": (make, {"policy": unshared}),
+        "one group per agent": (make_separate, {"policy": separate}),
+        "policies=": (make, {"policies": policies, "assign": themselves}),
     }
-    for collector in collectors.values():
-        stack.callback(collector.shutdown)
-    return {name: collecting(collector) for name, collector in collectors.items()}
+    alternatives = {}
+    for name, (factory, acting) in ways.items():
+        collector = Collector(
+            [factory] * ENVS, frames_per_batch=100 * ENVS, seed=0, **acting
+        )
+        alternatives[name] = collecting(stack.enter_context(collector))
+    return alternatives
 
 
 def themselves(seed: int, agents: tuple[str, ...]) -> dict[str, str]:

@@ -23,27 +23,18 @@ from marl_collect.training.allocator import keep_freed_memory
 from marl_collect.training.convolutions import CONVOLUTIONS, layers
 
 ROWS = {"acting": 16, "gradient step": 400}
-
-
 LAST, FIRST = torch.preserve_format, torch.contiguous_format
-
-
-def network(
-    preset: str, dtype: torch.dtype, memory_format: torch.memory_format
-) -> nn.Module:
-    """Return the convolutions of a preset for one agent."""
-    arguments: dict[str, Any] = {"dtype": dtype, **layers(preset)}
-    conv = MultiAgentConvNet(1, False, True, in_features=3, **arguments)
-    image = ImageInput(dtype=dtype, memory_format=memory_format)
-    return nn.Sequential(image, conv)
 
 
 def calls(
     preset: str, task: str, dtype: torch.dtype, memory_format: torch.memory_format
 ) -> Alternative:
     """Return the forward pass, with the backward pass for a gradient step."""
-    net, rows = network(preset, dtype, memory_format), ROWS[task]
-    pictures = torch.randint(0, 256, (rows, 1, 88, 88, 3), dtype=torch.uint8)
+    arguments: dict[str, Any] = {"dtype": dtype, **layers(preset)}
+    conv = MultiAgentConvNet(1, False, True, in_features=3, **arguments)
+    image = ImageInput(dtype=dtype, memory_format=memory_format)
+    net = nn.Sequential(image, conv)
+    pictures = torch.randint(0, 256, (ROWS[task], 1, 88, 88, 3), dtype=torch.uint8)
     if task == "acting":
 
         def act() -> None:

@@ -46,32 +46,23 @@ def multi_agent(keys: list[tuple[str, str]], n_outputs: int, *after: nn.Module) 
     return TensorDictModule(module, [OBSERVATION], keys)
 
 
-def discrete(name: str) -> Any:
-    """Return an actor with a categorical distribution."""
+def sampling(name: str) -> Any:
+    """Return an actor with a distribution."""
     from torchrl import modules
 
-    one_hot = name == "OneHotCategorical"
-    kind: Any = modules.OneHotCategorical if one_hot else torch.distributions
+    network, keywords = multi_agent([LOGITS], ACTIONS), {}
+    keys: Any = {"logits": LOGITS}
+    if name == "TanhNormal":
+        keys = [("agent", "loc"), ("agent", "scale")]
+        network = multi_agent(keys, 2 * ACTIONS, NormalParamExtractor())
+        keywords = {"low": torch.zeros(ACTIONS), "high": torch.ones(ACTIONS)}
+    library = torch.distributions if name == "Categorical" else modules
     return modules.ProbabilisticActor(
-        multi_agent([LOGITS], ACTIONS),
-        in_keys={"logits": LOGITS},
-        out_keys=[ACTION],
-        distribution_class=kind if one_hot else kind.Categorical,
-        return_log_prob=True,
-    )
-
-
-def tanh_normal() -> Any:
-    """Return an actor with a TanhNormal."""
-    from torchrl.modules import ProbabilisticActor, TanhNormal
-
-    keys = [("agent", "loc"), ("agent", "scale")]
-    return ProbabilisticActor(
-        multi_agent(keys, 2 * ACTIONS, NormalParamExtractor()),
+        network,
         in_keys=keys,
         out_keys=[ACTION],
-        distribution_class=TanhNormal,
-        distribution_kwargs={"low": torch.zeros(ACTIONS), "high": torch.ones(ACTIONS)},
+        distribution_class=getattr(library, name),
+        distribution_kwargs=keywords,
         return_log_prob=True,
     )
 
@@ -110,11 +101,9 @@ def recurrent(name: str) -> Any:
 
 Row = tuple[dict[str, Any], dict[str, Any], Callable[[], Any]]
 ROWS: dict[str, Row] = {
-    "TanhNormal": (CONTINUOUS, {}, tanh_normal),
-    **{
-        name: (options, {}, partial(discrete, name))
-        for name, options in (("Categorical", DISCRETE), ("OneHotCategorical", ONE_HOT))
-    },
+    "TanhNormal": (CONTINUOUS, {}, partial(sampling, "TanhNormal")),
+    "Categorical": (DISCRETE, {}, partial(sampling, "Categorical")),
+    "OneHotCategorical": (ONE_HOT, {}, partial(sampling, "OneHotCategorical")),
     **{
         name: (CONTINUOUS, {}, partial(exploring, name))
         for name in ("AdditiveGaussianModule", "OrnsteinUhlenbeckProcessModule")
@@ -131,11 +120,6 @@ ROWS: dict[str, Row] = {
 """Options of the environment, those of ``make_policy``, and TorchRL's policy."""
 
 
-def make_env(options: dict[str, Any]) -> PettingZooEnv:
-    """Return the environment."""
-    return PettingZooEnv("simple_spread_v3", **options)
-
-
 def collectors(stack: ExitStack, row: Row) -> dict[str, Alternative]:
     """Return collectors of both policies.
 
@@ -143,7 +127,7 @@ def collectors(stack: ExitStack, row: Row) -> dict[str, Alternative]:
         RuntimeError: if a policy is not fused.
     """
     env_options, options, theirs = row
-    factory = partial(make_env, env_options)
+    factory = partial(PettingZooEnv, "simple_spread_v3", **env_options)
     cells = (UNITS, UNITS)
     ours = make_policy(factory, share_params=True, num_cells=cells, **options)
     alternatives = {}

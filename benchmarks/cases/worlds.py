@@ -41,6 +41,8 @@ PERIOD = 100
 _TABLE = 997
 """Steps after which random ends repeat; so long that they come in every world."""
 ENDS = ("no ends", "1 % end per frame", "all end after 100 frames")
+DISCRETE: dict[str, Any] = {"continuous_actions": False, "max_steps": PERIOD}
+"""Options of VMAS scenarios, whoever steps them."""
 
 
 @final
@@ -86,9 +88,7 @@ class StockVmas:
         """Build the worlds."""
         import vmas
 
-        self._env = vmas.make_env(
-            scenario, worlds, continuous_actions=False, max_steps=PERIOD, seed=0
-        )
+        self._env = vmas.make_env(scenario, worlds, seed=0, **DISCRETE)
 
     def begin(self, which: Any, seeds: Any) -> Any:
         """Begin episodes, and return the observations of all worlds."""
@@ -119,9 +119,20 @@ class StockJaxMarl:
     """A JaxMARL task with one compiled step for all worlds."""
 
     def __init__(
-        self, task: str, worlds: int, convert: Callable[[Any], Any] = np.asarray
+        self,
+        task: str,
+        worlds: int,
+        convert: Callable[[Any], Any] = np.asarray,
+        accept: Callable[[Any], Any] = np.asarray,
     ) -> None:
-        """Build the worlds; ``convert`` copies to the host what they return."""
+        """Build the worlds.
+
+        Args:
+            task: of JaxMARL.
+            worlds: their number.
+            convert: turns arrays of JAX into those that are returned.
+            accept: turns arrays that are passed into some that JAX takes.
+        """
         import jax
         import jax.numpy as jnp
         import jaxmarl
@@ -154,7 +165,7 @@ class StockJaxMarl:
 
             return jax.tree.map(chosen, new, old)
 
-        self._convert = convert
+        self._convert, self._accept = convert, accept
         self._reset, self._step = jax.jit(reset), jax.jit(step)
         self._renew = jax.jit(renew)
         self._seeds = np.arange(worlds, dtype=np.uint32)
@@ -165,12 +176,14 @@ class StockJaxMarl:
         del seeds
         self._seeds += len(self._seeds)
         new, observations = self._reset(self._seeds)
-        self._worlds = new if which is None else self._renew(which, new, self._worlds)
+        if which is not None:
+            new = self._renew(self._accept(which), new, self._worlds)
+        self._worlds = new
         return self._convert(observations)
 
     def advance(self, actions: Any) -> tuple[Any, Any, Any]:
         """Step all worlds; return observations, rewards and ends."""
-        self._worlds, *arrays = self._step(self._worlds, actions)
+        self._worlds, *arrays = self._step(self._worlds, self._accept(actions))
         observations, rewards, over = map(self._convert, arrays)
         return observations, rewards, over
 
@@ -379,28 +392,30 @@ def vmas(stack: ExitStack, scenario: str, worlds: int) -> dict[str, Alternative]
     """Return the three systems with a VMAS scenario and a network."""
     from marl_collect.envs import VmasEnv
 
-    def theirs(description: EnvDescription) -> Any:
-        from torchrl.envs import VmasEnv as TheirVmasEnv
-
-        return TheirVmasEnv(
-            scenario=scenario,
-            num_envs=worlds,
-            continuous_actions=False,
-            max_steps=PERIOD,
-            group_map=description.group_map,
-            seed=0,
-        )
-
-    ours = partial(
-        VmasEnv, scenario, worlds, continuous_actions=False, max_steps=PERIOD
-    )
+    ours = partial(VmasEnv, scenario, worlds, **DISCRETE)
     return batches(
         stack,
         ours,
         partial(StockVmas, scenario, worlds),
         network=True,
-        torchrl=theirs,
+        torchrl=partial(torchrl_vmas, scenario, worlds),
         on_device=partial(ours, device="cpu"),
+    )
+
+
+def torchrl_vmas(
+    scenario: str, worlds: int, ours: EnvDescription, device: str = "cpu"
+) -> Any:
+    """Return TorchRL's environment of a VMAS scenario, with the groups of ours."""
+    from torchrl.envs import VmasEnv
+
+    return VmasEnv(
+        scenario=scenario,
+        num_envs=worlds,
+        device=device,
+        group_map=ours.group_map,
+        seed=0,
+        **DISCRETE,
     )
 
 

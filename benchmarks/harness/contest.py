@@ -40,10 +40,6 @@ class Entry:
     memory_mb: float = 0.0
     error: str = ""
 
-    def plain(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return dict(vars(self))
-
 
 def contest(
     systems: Mapping[str, System],
@@ -83,7 +79,7 @@ def contest(
                     entries[label].windows.append(result)
         for label, served in running.items():
             entries[label].memory_mb = served.memory_mb()
-    return {label: entry.plain() for label, entry in entries.items()}
+    return {label: vars(entry) for label, entry in entries.items()}
 
 
 @contextlib.contextmanager

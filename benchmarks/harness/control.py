@@ -1,6 +1,7 @@
 """A fixed loop, timed before and after: was the machine disturbed meanwhile?"""
 
-import time
+import statistics
+import timeit
 
 _ROUNDS = 40
 _LENGTH = 20_000
@@ -13,14 +14,13 @@ def control() -> float:
 
     The median of several rounds, because one of them may be interrupted by anything.
     """
-    times = []
-    for _ in range(_ROUNDS):
-        begin = time.perf_counter()
-        total = 0
-        for value in range(_LENGTH):
-            total += value
-        times.append(time.perf_counter() - begin)
-    return 1 / sorted(times)[_ROUNDS // 2]
+    return 1 / statistics.median(timeit.repeat(_work, number=1, repeat=_ROUNDS))
+
+
+def _work() -> None:
+    total = 0
+    for value in range(_LENGTH):
+        total += value
 
 
 def disturbed(before: float, after: float) -> bool:

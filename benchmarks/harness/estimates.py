@@ -31,8 +31,11 @@ class Estimate:
 
     @classmethod
     def of_ratios(cls, ours: Sequence[float], others: Sequence[float]) -> "Estimate":
-        """Estimate the ratio of measurements that were taken in pairs."""
-        pairs = zip(ours, others, strict=True)
+        """Estimate the ratio of measurements that were taken in pairs.
+
+        One side may have more: of a system that left, the rounds until then count.
+        """
+        pairs = zip(ours, others, strict=False)
         return cls.of([our_value / other_value for our_value, other_value in pairs])
 
     def __str__(self) -> str:

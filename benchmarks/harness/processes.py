@@ -38,14 +38,14 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     return ticks / _TICKS
 
 
-def memory_mb(pids: Iterable[int], *names: str) -> float:
-    """Return the sum of fields of ``smaps_rollup``, such as ``"Pss"``, in MB."""
+def memory_mb(pids: Iterable[int]) -> float:
+    """Return the sum of their proportional set sizes, in MB."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):
             text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
             rows = [line.split() for line in text.splitlines()[1:]]
-            total += sum(int(r[1]) for r in rows if r[0].rstrip(":") in names)
+            total += sum(int(r[1]) for r in rows if r[0] == "Pss:")
     return total / 1000
 
 

@@ -147,7 +147,7 @@ class Served:
 
     def memory_mb(self) -> float:
         """Return the proportional memory of all its processes, in MB."""
-        return processes.memory_mb(processes.find(self.mark), "Pss")
+        return processes.memory_mb(processes.find(self.mark))
 
     def pause(self) -> None:
         """Stop it, if it would work on by itself."""

@@ -31,10 +31,6 @@ class Loop(Protocol):
         """Step with the joint action of this number, or with the policy's."""
         ...
 
-    def close(self) -> None:
-        """Give everything back."""
-        ...
-
 
 class OurLoop:
     """Our environment, driven as a worker drives it.
@@ -83,10 +79,6 @@ class OurLoop:
                 target[...] = array
         self._env.step_row()
 
-    def close(self) -> None:
-        """Close the environment."""
-        self._env.close()
-
 
 class PettingZooLoop:
     """``parallel_env()`` and its dicts, as PettingZoo's documentation steps it."""
@@ -134,10 +126,6 @@ class PettingZooLoop:
             actions = {agent: joint[agent] for agent in env.agents}
         self._observations, *_ = env.step(actions)
 
-    def close(self) -> None:
-        """Close the environment."""
-        self._env.close()
-
     def _acting(self) -> dict[str, Any]:
         observations = self._observations
         actions: dict[str, Any] = {}
@@ -169,7 +157,3 @@ class MeltingpotLoop:
     def step(self, number: int) -> None:
         """Step with the joint action of this number."""
         self._timestep = self._env.step(self._actions[number])
-
-    def close(self) -> None:
-        """Give everything back."""
-        self._env.close()

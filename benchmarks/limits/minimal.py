@@ -1,6 +1,6 @@
 """The least that a policy's forward pass can cost: two ways, the faster one wins."""
 
-import time
+import timeit
 from collections.abc import Callable
 from typing import Any
 
@@ -20,33 +20,27 @@ def act_for(group: Group) -> Act:
     torch.set_grad_enabled(False)
     ways = [_numpy(group), _torch(group)]
     sample = np.zeros((group.agents, group.inputs), np.float32)
-    seconds = [_seconds(way, sample) for way in ways]
-    return ways[seconds.index(min(seconds))]
+    return min(
+        ways,
+        key=lambda act: min(timeit.repeat(lambda: act(sample), number=50, repeat=20)),
+    )
 
 
-def _seconds(act: Act, sample: NDArray[Any]) -> float:
-    for _ in range(50):
-        act(sample)
-    best = float("inf")
-    for _ in range(20):
-        begin = time.perf_counter()
-        for _ in range(50):
-            act(sample)
-        best = min(best, time.perf_counter() - begin)
-    return best
-
-
-def _layers(group: Group) -> list[Any]:
-    return [m for m in networks.shared(group) if isinstance(m, torch.nn.Linear)]
+def _layers(group: Group) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the weights and biases of every layer; products need no transposition."""
+    return [
+        (layer.weight.detach().t().contiguous(), layer.bias.detach())
+        for layer in networks.shared(group)
+        if isinstance(layer, torch.nn.Linear)
+    ]
 
 
 def _numpy(group: Group) -> Act:
     """With numpy, into memory that is allocated once."""
-    weights = [layer.weight.detach().numpy().T.copy() for layer in _layers(group)]
-    biases = [layer.bias.detach().numpy() for layer in _layers(group)]
-    outputs = [np.empty((group.agents, w.shape[1]), np.float32) for w in weights]
-    steps = list(zip(weights, biases, outputs, strict=True))
-    *hidden, (weight, bias, output) = steps
+    *hidden, (weight, bias, output) = [
+        (weight.numpy(), bias.numpy(), np.empty((group.agents, len(bias)), np.float32))
+        for weight, bias in _layers(group)
+    ]
 
     def act(observed: NDArray[Any]) -> NDArray[Any]:
         values = observed
@@ -63,11 +57,10 @@ def _numpy(group: Group) -> Act:
 
 def _torch(group: Group) -> Act:
     """With torch, into memory that is allocated once."""
-    weights = [layer.weight.detach().t().contiguous() for layer in _layers(group)]
-    biases = [layer.bias.detach() for layer in _layers(group)]
-    outputs = [torch.empty(group.agents, w.shape[1]) for w in weights]
-    steps = list(zip(weights, biases, outputs, strict=True))
-    *hidden, (weight, bias, output) = steps
+    *hidden, (weight, bias, output) = [
+        (weight, bias, torch.empty(group.agents, len(bias)))
+        for weight, bias in _layers(group)
+    ]
     result = output.numpy()
 
     def act(observed: NDArray[Any]) -> NDArray[Any]:

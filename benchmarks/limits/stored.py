@@ -80,10 +80,6 @@ class StoringLoop:
             memory.view(np.int64).sum()
         self._frame = 0
 
-    def close(self) -> None:
-        """Close the environment."""
-        self._loop.close()
-
 
 def pieces(arrays: Mapping[Key, NDArray[Any]]) -> list[NDArray[np.uint8]]:
     """Return the memory of the row's arrays, in as few pieces as it comes in."""

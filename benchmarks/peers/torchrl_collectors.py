@@ -13,32 +13,19 @@ from ours.batches import measure_batches
 from workloads.adapters import torchrl_factory
 from workloads.policies import policy
 
+_WORKERS: dict[str, Any] = {"num_threads": 1, "trust_policy": True}
 CANDIDATES: dict[str, dict[str, Any]] = {
-    "sync, stack": {
-        "kind": "sync",
-        "keywords": {"cat_results": "stack", "num_threads": 1, "trust_policy": True},
-    },
-    "sync, cat": {
-        "kind": "sync",
-        "keywords": {"cat_results": -1, "num_threads": 1, "trust_policy": True},
-    },
+    "sync, stack": {"kind": "sync", "keywords": {"cat_results": "stack"} | _WORKERS},
+    "sync, cat": {"kind": "sync", "keywords": {"cat_results": -1} | _WORKERS},
     "sync, no buffers": {
         "kind": "sync",
-        "keywords": {
-            "cat_results": "stack",
-            "num_threads": 1,
-            "trust_policy": True,
-            "use_buffers": False,
-        },
+        "keywords": {"cat_results": "stack", "use_buffers": False} | _WORKERS,
     },
-    "async": {
-        "kind": "async",
-        "keywords": {"num_threads": 1, "trust_policy": True},
-    },
+    "async": {"kind": "async", "keywords": _WORKERS},
     "async, small batches": {
         "kind": "async",
         "frames_per_batch": 200,
-        "keywords": {"num_threads": 1, "trust_policy": True},
+        "keywords": _WORKERS,
     },
     "ParallelEnv": {
         "kind": "parallel",

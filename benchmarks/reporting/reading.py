@@ -76,10 +76,8 @@ class Reading:
         self, experiment: str, ours: str, other: str, field: str = "rate"
     ) -> Estimate:
         """Return the median of a ratio over the rounds, window against window."""
-        our_values = self.values(experiment, ours, field)
-        other_values = self.values(experiment, other, field)
-        rounds = min(len(our_values), len(other_values))
-        return Estimate.of_ratios(our_values[:rounds], other_values[:rounds])
+        values = (self.values(experiment, label, field) for label in (ours, other))
+        return Estimate.of_ratios(*values)
 
     def fastest(self, experiment: str, prefix: str) -> str:
         """Return the fastest of the systems whose label begins so.
@@ -102,7 +100,5 @@ class Reading:
 
     def cpu_ratio(self, experiment: str, ours: str, other: str) -> Estimate:
         """Return the median of a ratio of processor seconds per frame."""
-        our_costs = self.cpu_per_frame(experiment, ours)
-        other_costs = self.cpu_per_frame(experiment, other)
-        rounds = min(len(our_costs), len(other_costs))
-        return Estimate.of_ratios(our_costs[:rounds], other_costs[:rounds])
+        costs = (self.cpu_per_frame(experiment, label) for label in (ours, other))
+        return Estimate.of_ratios(*costs)

@@ -29,21 +29,19 @@ class Target:
     Attributes:
         title: what it is.
         bound: the number.
-        at_least: whether the figure shall be at least that; else at most.
         figure: finds it in a run.
-        unit: of both.
+        at_least: whether the figure shall be at least that; else at most.
     """
 
     title: str
     bound: float
-    at_least: bool
     figure: Figure
-    unit: str = "x"
+    at_least: bool = True
 
     @property
     def aim(self) -> str:
         """Return the bound as people read it."""
-        return f"{'>=' if self.at_least else '<='} {self.bound:g} {self.unit}"
+        return f"{'>=' if self.at_least else '<='} {self.bound:g} x"
 
 
 @final
@@ -123,14 +121,6 @@ def cpu_against_best(experiment: str, prefix: str, ours: str) -> Figure:
     )
 
 
-def _at_least(title: str, bound: float, figure: Figure) -> Target:
-    return Target(title, bound, at_least=True, figure=figure)
-
-
-def _at_most(title: str, bound: float, unit: str, figure: Figure) -> Target:
-    return Target(title, bound, at_least=False, figure=figure, unit=unit)
-
-
 def _headline() -> list[Target]:
     walker, spread, free = "multiwalker", "simple_spread", "free"
     harvest = "commons_harvest"
@@ -139,46 +129,46 @@ def _headline() -> list[Target]:
     beside_direct = "MultiSync against direct loops"
     return [
         *(
-            _at_least(
+            Target(
                 f"{beside_torchrl}: {name}, MLP",
                 bound,
                 against_best(f"headline/{name}/mlp", "torchrl", OURS),
             )
             for name, bound in ((walker, 3.0), (spread, 8.0), (free, 40.0))
         ),
-        _at_least(
+        Target(
             f"{beside_torchrl}: {harvest}, random, with resets",
             4.0,
             against_best(f"headline/{harvest}/random", "torchrl", OURS_LARGE),
         ),
         *(
-            _at_least(
+            Target(
                 f"{beside_stock}: {name}",
                 bound,
                 ratio(f"headline/{name}/random", OURS, STOCK),
             )
             for name, bound in ((walker, 1.2), (spread, 1.6))
         ),
-        _at_least(
+        Target(
             f"{beside_stock}: {harvest}, between resets",
             1.35,
             ratio(f"headline/{harvest}/random", OURS, STOCK, BETWEEN),
         ),
         *(
-            _at_least(
+            Target(
                 f"{beside_direct}: {name}, random",
                 0.95,
                 ratio(f"headline/{name}/random", OURS, DIRECT),
             )
             for name in (walker, spread)
         ),
-        _at_least(
+        Target(
             f"{beside_direct}: {harvest}, random, between resets",
             0.95,
             ratio(f"headline/{harvest}/random", OURS, DIRECT, BETWEEN),
         ),
         *(
-            _at_least(
+            Target(
                 f"{beside_direct}: {name}, MLP",
                 0.92,
                 ratio(f"headline/{name}/mlp", OURS, DIRECT),
@@ -186,7 +176,7 @@ def _headline() -> list[Target]:
             for name in (walker, spread)
         ),
         *(
-            _at_least(
+            Target(
                 f"ParallelEnv against TorchRL's: {name}, MLP",
                 bound,
                 ratio(f"headline/{name}/mlp", OURS_PARALLEL, TORCHRL_PARALLEL),
@@ -213,9 +203,12 @@ def _puffers() -> list[Target]:
                 rate = against_best(experiment, "PufferLib", ours)
                 cpu = cpu_against_best(experiment, "PufferLib", ours)
                 targets += [
-                    _at_least(f"{name} against {subject}", bound, rate),
-                    _at_most(
-                        f"CPU seconds per frame of {name}, of {subject}", 1.0, "x", cpu
+                    Target(f"{name} against {subject}", bound, rate),
+                    Target(
+                        f"CPU seconds per frame of {name}, of {subject}",
+                        1.0,
+                        cpu,
+                        at_least=False,
                     ),
                 ]
     return targets

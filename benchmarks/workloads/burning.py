@@ -4,6 +4,8 @@ Work is counted in loop iterations, not in time: a process that waits for a proc
 does not get it for free. Zero iterations make it an environment that costs nothing.
 """
 
+import timeit
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -14,17 +16,9 @@ from workloads.free import FreeEnv
 
 def spins_per_microsecond() -> float:
     """Return how many iterations a microsecond holds, on this machine, now."""
-    import time
-
     count = 200_000
-    best = min(_timed(count, time.perf_counter) for _ in range(7))
+    best = min(timeit.repeat(partial(burn, count), number=1, repeat=7))
     return count / (best * 1e6)
-
-
-def _timed(count: int, clock: Any) -> float:
-    begin = clock()
-    burn(count)
-    return float(clock() - begin)
 
 
 def burn(spins: int) -> None:

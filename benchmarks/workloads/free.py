@@ -21,33 +21,24 @@ class FreeEnv(ParallelEnv[str, Array, Array]):
     metadata = {"name": "free_v0", "render_modes": []}  # noqa: RUF012 - PettingZoo's
     render_mode = None
 
-    def __init__(
-        self,
-        n_agents: int = 3,
-        size: int = 31,
-        max_cycles: int | None = None,
-    ) -> None:
+    def __init__(self, n_agents: int = 3, size: int = 31) -> None:
         """Build the constants.
 
         Args:
             n_agents: number of agents.
             size: length of an observation.
-            max_cycles: steps after which all agents are truncated; None for never.
         """
         self.possible_agents = [f"agent_{i}" for i in range(n_agents)]
         self.agents = self.possible_agents[:]
         self._observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
         self._action_space: spaces.Space[Any]
         self._action_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
-        self._max_cycles = max_cycles
-        self._steps = 0
         names = self.possible_agents
         self._observations = {
             name: np.full(size, i, dtype=np.float32) for i, name in enumerate(names)
         }
         self._rewards = dict.fromkeys(names, 1.0)
         self._no = dict.fromkeys(names, False)
-        self._yes = dict.fromkeys(names, True)
         self._infos: dict[str, dict[str, Any]] = {name: {} for name in names}
 
     def observation_space(self, agent: str) -> spaces.Box:  # noqa: ARG002
@@ -64,8 +55,6 @@ class FreeEnv(ParallelEnv[str, Array, Array]):
         options: dict[str, Any] | None = None,  # noqa: ARG002
     ) -> tuple[dict[str, Array], dict[str, dict[str, Any]]]:
         """Begin an episode."""
-        self.agents = self.possible_agents[:]
-        self._steps = 0
         return self._observations, self._infos
 
     def step(
@@ -79,20 +68,7 @@ class FreeEnv(ParallelEnv[str, Array, Array]):
         dict[str, dict[str, Any]],
     ]:
         """Return the constants."""
-        if self._max_cycles is None:
-            return (
-                self._observations,
-                self._rewards,
-                self._no,
-                self._no,
-                self._infos,
-            )
-        self._steps += 1
-        over = self._steps >= self._max_cycles
-        if over:
-            self.agents = []
-        truncations = self._yes if over else self._no
-        return self._observations, self._rewards, self._no, truncations, self._infos
+        return self._observations, self._rewards, self._no, self._no, self._infos
 
     def close(self) -> None:
         """Do nothing."""

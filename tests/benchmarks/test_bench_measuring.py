@@ -218,7 +218,6 @@ def test_a_storing_loop_keeps_the_data_of_a_collector() -> None:
     storing.read()
     storing.step(3)
     assert [memory.tobytes() for memory in storing.stored] != stored_bytes
-    storing.close()
 
 
 def _in_order(values: list[bytes], within: bytes) -> bool:

@@ -34,7 +34,7 @@ def test_a_benchmarl_experiment_runs(tmp_path: Path) -> None:
     pytest.importorskip("benchmarl", reason=reason)
     pytest.importorskip("mpe2")
     budget = ["--iterations", "1", "--frames", "2400", "--epochs", "1"]
-    arguments = [*budget, "--folder", str(tmp_path)]
+    arguments = [*budget, "--out", str(tmp_path)]
     text = run("examples/benchmarl_mappo.py", *arguments, folder=tmp_path)
     assert re.search(r"mean return: -?\d+", text), text
     (path,) = tmp_path.rglob("progress.csv")
