@@ -82,6 +82,8 @@ def test_rows_hold_what_the_substrate_returns() -> None:
 def test_the_substrates_frame_limit_truncates_and_is_never_exceeded() -> None:
     with MeltingpotWrapper(env=build(SMALL), observations=["RGB"]) as env:
         row = bound(env)
+        env.step_row()
+        env.reset_row(0)  # The limit is one of frames since the reset.
         for step in range(1, 1001):
             env.step_row()
             assert row["done",][0] == (step == 1000)

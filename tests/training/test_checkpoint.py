@@ -188,9 +188,10 @@ with (
     print("the evaluation ends")
 print("never")
 """
-    for _ in range(2):
+    for saved in (False, True):
         process = run_python("-c", program)
         assert process.returncode == 128 + signal.SIGTERM, process.stderr
+        assert ("Resumed " in process.stdout) == saved
         assert "rows [8, 16]\n" in process.stdout
         assert "the evaluation ends" in process.stdout
         assert "never" not in process.stdout
