@@ -26,9 +26,10 @@ from marl_collect.models import make_policy, save_policy
 from marl_collect.models.saved_policy import BEST, CONFIG
 from marl_collect.programs.interruption import Interruption
 from marl_collect.training import checkpoint
-from marl_collect.training.comparison import Comparison, check_setups
+from marl_collect.training.comparison import Comparison, check_setups, measure_random
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.options import Setup, TrainingOptions, policy_options
+from marl_collect.training.results import RANDOM, read_random
 from marl_collect.training.run_folder import EVALUATIONS, LAST, PROGRESS, RunFolder
 from marl_collect.training.trainer import Task, Trainer
 
@@ -425,6 +426,9 @@ def test_a_run_that_failed_before_its_checkpoint_begins_again(tmp_path: Path) ->
     with pytest.raises(StopError):
         Trainer(task, IPPO, COUNTING, 0, tmp_path, StopAt(40)).run()
     assert (tmp_path / CONFIG).exists()
+    (tmp_path / RANDOM).write_text("{}")  # It may be of another task.
+    measure_random(Comparison(task, [IPPO], [0], COUNTING, tmp_path))
+    assert read_random(tmp_path)
     changed = COUNTING.with_settings({"gamma": 0.5})
     Trainer(task, IPPO, changed, 0, tmp_path).run()
     assert json.loads((tmp_path / CONFIG).read_text())["options"]["gamma"] == 0.5
