@@ -141,6 +141,12 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
         sequence: bool | None,
     ) -> tuple[Tensor, ...]:
         """Return the output and the states after each step of ``x``."""
+        if torch.is_autocast_enabled(x.device.type):
+            # States keep the weights' dtype, as the written-out gradient needs.
+            dtype = next(self.parameters(), x).dtype
+            states = tuple(s if s is None else s.to(dtype) for s in states)
+            with torch.autocast(x.device.type, enabled=False):
+                return self._run(x.to(dtype), states, is_init, sequence)
         sequence = reads_sequences() if sequence is None else sequence
         lead = self._check(x, states, is_init, sequence=sequence)
         rows, steps = math.prod(lead), x.shape[len(lead)] if sequence else 1

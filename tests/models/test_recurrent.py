@@ -139,6 +139,34 @@ def test_single_steps_equal_the_sequence_with_resets(
             torch.testing.assert_close(actual, expected.select(time, t))
 
 
+@pytest.mark.parametrize("kind", [MultiAgentGRU, MultiAgentLSTM])
+@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
+@pytest.mark.parametrize("sequence", [False, True])
+def test_under_autocast_it_computes_in_its_own_dtype(
+    kind: Any, centralised: bool, share_params: bool, sequence: bool
+) -> None:
+    """Behind a layer, whose output autocast has rounded."""
+    net = build(kind, centralised, share_params)
+    x = torch.randn(2, *[T] * sequence, N, INPUTS).bfloat16()
+    arguments: dict[str, Any] = {"is_init": torch.rand(*x.shape[:-2], 1) > 0.7}
+    states = states_of(net, 2)
+
+    def run(x: torch.Tensor) -> Any:
+        return net(x, *states, **arguments, sequence=sequence)
+
+    expected = run(x.float())
+    with torch.autocast("cpu"):
+        outputs = run(x)
+    for output, value in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(output, value, rtol=0, atol=0)
+    gradients = [
+        torch.autograd.grad(out[0].square().sum(), [*net.parameters()])
+        for out in (outputs, expected)
+    ]
+    for gradient, value in zip(*gradients, strict=True):
+        torch.testing.assert_close(gradient, value, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(("kind", "theirs"), KINDS)
 @pytest.mark.parametrize("share_params", [False, True])
 def test_weights_of_torchrls_modules_are_loaded(
