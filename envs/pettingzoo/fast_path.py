@@ -190,7 +190,9 @@ def world_of(env: ParallelEnv[Any, Any, Any]) -> FastWorld | None:
 def raw_environment(env: ParallelEnv[Any, Any, Any]) -> AECEnv[Any, Any, Any] | None:
     """Return the environment under the conversion; None if there are other wrappers."""
     # Exact types, because a subclass or a custom wrapper may change anything.
-    if type(env) is not aec_to_parallel_wrapper or env.render_mode == "human":
+    if type(env) is not aec_to_parallel_wrapper:
+        return None
+    if getattr(env, "render_mode", None) == "human":
         return None
     inner = env.aec_env
     while type(inner) in _CHECKS:

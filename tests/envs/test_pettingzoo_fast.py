@@ -80,9 +80,14 @@ def test_only_proven_versions_take_the_fast_path(monkeypatch: Any) -> None:
     assert not PettingZooEnv("simple_v3").is_fast
 
 
-def test_a_custom_environment_takes_the_stock_path() -> None:
+@pytest.mark.filterwarnings("ignore:The base environment .* `render_mode`")
+@pytest.mark.parametrize("declares", [False, True])
+def test_a_custom_environment_takes_the_stock_path(*, declares: bool) -> None:
+    """Also one that renders nothing, as inside wrappers of SuperSuit."""
     raw = ScriptedTurns(Script())
     raw.metadata = {"name": "turns", "is_parallelizable": True}  # type: ignore[dict-item]
+    if not declares:
+        del raw.render_mode
     assert not PettingZooWrapper(aec_to_parallel(raw)).is_fast
     assert not PettingZooWrapper(ScriptedEnv()).is_fast
 
