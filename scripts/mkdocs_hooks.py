@@ -69,5 +69,5 @@ def problems(site: Path, docs: Path) -> Iterator[str]:
     reference = pages.get(site / "api" / "collecting.html", "")
     if "frames_per_batch" not in reference:
         yield "api/collecting.html lacks the options of collectors"
-    if "parsed: CollectorArguments" in reference:
+    if "parsed: CollectorOptions" in reference:
         yield "api/collecting.html shows the parsed arguments in place of the options"

@@ -23,7 +23,7 @@ from typing import Any
 
 from generated import update
 
-from marl_collect.collectors.options import CollectorArguments
+from marl_collect.collectors.options import CollectorOptions
 from marl_collect.options import Declared, RejectedKeyword, declared, type_words
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -86,7 +86,7 @@ def _options(kind: Any) -> str:
 
 def _by_subject() -> str:
     """Return a section for every subject, with a table of its options."""
-    options_by_name = {option.name: option for option in declared(CollectorArguments)}
+    options_by_name = {option.name: option for option in declared(CollectorOptions)}
     subjects = {subject: names.split() for subject, names in SUBJECTS.items()}
     listed_names = {name for names in subjects.values() for name in names}
     if listed_names - options_by_name.keys():

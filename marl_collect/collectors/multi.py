@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Any, final
+from typing import Annotated, final
 
 from marl_collect.collectors.collector import CollectorBase
-from marl_collect.collectors.options import CollectorArguments, CollectorOptions
+from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.teams import Teams
 from marl_collect.collectors.trainer_policy import chosen_policy
 from marl_collect.collectors.workers import Workers
-from marl_collect.core.factories import Factory
 from marl_collect.options import Option, function, method, refuse, values
 
 
@@ -18,10 +17,10 @@ class _MultiCollector(CollectorBase):
 
     _source: Teams
 
-    def _start(self, parsed: CollectorArguments, team: int | None = None) -> None:
+    def _start(self, parsed: CollectorOptions, team: int | None = None) -> None:
         """Start workers, of which ``team`` fill a batch together; None: all of them."""
         refuse(parsed, type(self).__name__)
-        workers = start_workers(parsed.create_env_fn, parsed.policy, parsed)
+        workers = start_workers(parsed)
         frames = parsed.frames_of(workers.sizes, together=team is None)
         self._open(parsed, Teams(workers, parsed, frames, team))
 
@@ -39,11 +38,11 @@ class MultiSyncCollector(_MultiCollector):
     batch is collected with one version of the weights. The trainer copies nothing: it
     reads the memory that the workers wrote.
 
-    The arguments are the fields of ``CollectorArguments``.
+    The arguments are the fields of ``CollectorOptions``.
     """
 
-    @method(CollectorArguments)
-    def __init__(self, parsed: CollectorArguments) -> None:
+    @method(CollectorOptions)
+    def __init__(self, parsed: CollectorOptions) -> None:
         """Start the workers and wait until all of them are ready."""
         self._start(parsed)
 
@@ -58,17 +57,17 @@ class MultiAsyncCollector(_MultiCollector):
     Workers that are ready at the same time are served in turn. The weights of a batch
     may be older than the last published ones; see ``max_staleness``.
 
-    The arguments are the fields of ``CollectorArguments``.
+    The arguments are the fields of ``CollectorOptions``.
     """
 
-    @method(CollectorArguments)
-    def __init__(self, parsed: CollectorArguments) -> None:
+    @method(CollectorOptions)
+    def __init__(self, parsed: CollectorOptions) -> None:
         """Start the workers and wait until all of them are ready."""
         self._start(parsed, team=1)
 
 
 @dataclass(frozen=True)
-class MultiArguments(CollectorArguments):
+class MultiArguments(CollectorOptions):
     """The arguments of ``MultiCollector``."""
 
     _: KW_ONLY
@@ -81,18 +80,16 @@ def MultiCollector(  # noqa: N802 - TorchRL's name
 ) -> MultiSyncCollector | MultiAsyncCollector:
     """Return a MultiSyncCollector if ``sync``, otherwise a MultiAsyncCollector."""
     chosen = MultiSyncCollector if parsed.sync else MultiAsyncCollector
-    return chosen(**values(CollectorArguments, parsed))
+    return chosen(**values(CollectorOptions, parsed))
 
 
 def start_workers(
-    create_env_fn: Factory | Sequence[Factory],
-    policy: Any,
     options: CollectorOptions,
     first_seeds: Callable[[int], Sequence[int]] | None = None,
 ) -> Workers:
     """Check the arguments and start the workers; see ``Workers``."""
-    policy = chosen_policy(policy, options)
-    factories = options.factories(create_env_fn)
+    policy = chosen_policy(options.policy, options)
+    factories = options.factories(options.create_env_fn)
     if not isinstance(options.frames_per_batch, int):
         options.frames_of(list(map(len, factories)))
     return Workers(factories, policy, options, first_seeds)

@@ -5,7 +5,7 @@ configure what is collected and how it is delivered.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -647,8 +647,22 @@ class BatchOptions(WorkerOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CollectorOptions(BatchOptions):
-    """All options of a collector."""
+    """All arguments of a collector."""
 
+    create_env_fn: Annotated[
+        Factory | Sequence[Factory],
+        Option(
+            "a factory that builds one environment, or a list of factories",
+            checked=False,
+        ),
+    ] = field(kw_only=False)
+    policy: Annotated[
+        Any,
+        Option(
+            "a TensorDict module (possibly lazy or on the meta device) or a callable. "
+            "None: random actions"
+        ),
+    ] = field(default=None, kw_only=False)
     frames_per_batch: Annotated[
         int | Sequence[int],
         Option(
@@ -704,26 +718,6 @@ class CollectorOptions(BatchOptions):
             return [-(-frames // (total if together else n)) for n in environments]
         chosen = one_for_each("frames_per_batch", frames, len(environments))
         return [-(-f // n) for f, n in zip(chosen, environments, strict=True)]
-
-
-@dataclass(frozen=True)
-class CollectorArguments(CollectorOptions):
-    """The arguments of a collector's constructor."""
-
-    create_env_fn: Annotated[
-        Factory | Sequence[Factory],
-        Option(
-            "a factory that builds one environment, or a list of factories",
-            checked=False,
-        ),
-    ]
-    policy: Annotated[
-        Any,
-        Option(
-            "a TensorDict module (possibly lazy or on the meta device) or a callable. "
-            "None: random actions"
-        ),
-    ] = None
 
 
 def _arguments(

@@ -23,7 +23,7 @@ from marl_collect.collectors.initialization import (
     prepare,
 )
 from marl_collect.collectors.operations import Operations
-from marl_collect.collectors.options import CollectorArguments, CollectorOptions
+from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.publish import Publisher
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.collectors.trainer_policy import (
@@ -59,11 +59,11 @@ class Collector(CollectorBase):
 
     It acts with the trained module itself, so weights need no update.
 
-    The arguments are the fields of ``CollectorArguments``.
+    The arguments are the fields of ``CollectorOptions``.
     """
 
-    @method(CollectorArguments)
-    def __init__(self, parsed: CollectorArguments) -> None:
+    @method(CollectorOptions)
+    def __init__(self, parsed: CollectorOptions) -> None:
         """Build the environments and the memory for two batches."""
         refuse(parsed, "Collector")
         source = OwnRollout(parsed)
@@ -97,7 +97,7 @@ class Collector(CollectorBase):
 
     def _count(self, frames: int) -> list[str]:
         rows = sum(self._source.sizes)
-        arguments = values(CollectorArguments, self._options) | {
+        arguments = values(CollectorOptions, self._options) | {
             "frames_per_batch": rows * frames,
             "total_frames": None,
             "init_random_frames": None,
@@ -130,7 +130,7 @@ class OwnRollout:
     works_in_forks = True  # Each process fills its own memory; see `Slots`.
     keeps_state = True  # Until a rollout is interrupted.
 
-    def __init__(self, parsed: CollectorArguments) -> None:
+    def __init__(self, parsed: CollectorOptions) -> None:
         """Build the environments and the memory for two batches."""
         self._options = parsed
         policy = chosen_policy(parsed.policy, parsed)

@@ -41,9 +41,6 @@ class RayOptions(CollectorOptions):
             checked=False,
         ),
     ] = field(kw_only=False)
-    policy: Annotated[Any, Option("as for other collectors")] = field(
-        default=None, kw_only=False
-    )
     num_collectors: Annotated[
         int | None,
         Option(

@@ -54,7 +54,7 @@ class _Shared(WorkerOptions):
             option.name: RejectedKeyword("evaluation does not return batches")
             for option in declared(CollectorOptions)
             if option not in declared(WorkerOptions)
-            if option.name != "max_frames_per_traj"
+            if option.name not in ("create_env_fn", "policy", "max_frames_per_traj")
         },
         "seed": RejectedKeyword("it takes seeds: a root seed, or one for each episode"),
         "exploration_type": RejectedKeyword("it takes deterministic=True or False"),
@@ -211,8 +211,6 @@ class Evaluator(Closing):
         self._limit = arguments.max_frames_per_traj
         self._closed = False
         self._workers = start_workers(
-            arguments.create_env_fn,
-            arguments.policy,
             _collector_options(arguments),
             # If a policy is called at the start, no environment is reset twice for it.
             first_seeds=partial(_derived, self._root),
@@ -395,6 +393,8 @@ def _of_all_ranks(
 def _collector_options(arguments: EvaluatorArguments) -> CollectorOptions:
     """Return the options of a collector that plays the episodes."""
     return CollectorOptions(
+        arguments.create_env_fn,
+        arguments.policy,
         **values(WorkerOptions, arguments),
         frames_per_batch=_FRAMES,
         exploration_type=ExplorationType.DETERMINISTIC

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from workloads.counting import CountingEnv
 
 from marl_collect.buffers.layout import Layout
 from marl_collect.collectors import CollectorOptions, messages
@@ -54,7 +55,7 @@ def started(
     workers: ScriptedWorkers, limit: int | None, batches: int
 ) -> list[list[int]]:
     """The workers that start in each of ``batches`` calls of ``collect``."""
-    options = CollectorOptions(frames_per_batch=4, max_staleness=limit)
+    options = CollectorOptions(CountingEnv, frames_per_batch=4, max_staleness=limit)
     frames = [4] * len(workers)
     fake: Any = workers
     teams = Teams(fake, options, frames, team=1)

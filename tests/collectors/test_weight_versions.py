@@ -174,7 +174,7 @@ def test_no_update_overwrites_weights_that_a_worker_still_has_to_read(
     orders: list[Any] = [None] * WORKERS  # That each worker has not carried out yet.
     has = [0.0] * WORKERS
     policy = TrainerPolicy(level_policy())
-    options = CollectorOptions(frames_per_batch=1)
+    options = CollectorOptions(CountingEnv, frames_per_batch=1)
     published = WorkerWeights(
         policy, options, WORKERS, WeightVector, last_read.__getitem__
     )

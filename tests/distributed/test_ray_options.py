@@ -148,7 +148,7 @@ class Store:
 
 
 def stored_weights(policy: TrainerPolicy, store: Store, workers: int) -> WorkerWeights:
-    options = CollectorOptions(frames_per_batch=1)
+    options = CollectorOptions(masked, frames_per_batch=1)
     open_vector = partial(RayVector, ray=store)
     return WorkerWeights(policy, options, workers, open_vector, lambda _: 0)
 
