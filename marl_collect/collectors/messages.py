@@ -12,20 +12,18 @@
     Call("collect", Collect(slot), Weights) --->  fill the slot's rows
                             <-------------------  Collected
 
-A ``Call`` names a method of ``RolloutWorker``. Every call has one reply, and replies
-arrive in the order of the calls. After ``use_slot`` all messages are small: batches and
-weights are never pickled.
+A ``Call`` names a method of ``RolloutWorker``. Every call has one reply: what the
+method returns. Replies arrive in the order of the calls. After ``use_slot`` all
+messages are small: batches and weights are never pickled.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from marl_collect.buffers.frame_writer import LastObservation
 from marl_collect.core.factories import Factory
 from marl_collect.core.signature import PolicySignature
 from marl_collect.policies.choose import ActingOptions
-from marl_collect.rollout.episodes import EndedEpisodes
 from marl_collect.weights.layout import WeightLayout
 from marl_collect.weights.sending import State
 from marl_collect.weights.skeleton import Skeleton
@@ -125,26 +123,3 @@ class Collect:
     reset: bool = False
     mark: bool = False
     vacant: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Collected:
-    """The rows are filled.
-
-    Attributes:
-        frames: number of valid frames in each row.
-        episodes: the episodes that ended.
-        running: number of each environment's running episode.
-        seconds: that the rollout took.
-        reset_seconds: that were spent in resets.
-        last: with ``compact_obs``, the last observations of episodes and of the slot.
-        explanation: how the policy runs, and why.
-    """
-
-    frames: int
-    episodes: EndedEpisodes
-    running: tuple[int, ...]
-    seconds: float
-    reset_seconds: float
-    last: tuple[LastObservation, ...]
-    explanation: str

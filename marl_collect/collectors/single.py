@@ -1,7 +1,6 @@
 """``Collector``: collects in this process; the reference for other collectors."""
 
 import copy
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, final
@@ -242,18 +241,21 @@ class OwnRollout:
         arrays = slots.arrays(slot)
         version = self.weights.version
         self.keeps_state = False
-        started = time.perf_counter()
         if self._options.reset_at_each_iter:
             self._rollout.reset()
         how = set_interaction_type(self._options.exploration_type)
         with without_gradients(), how:
-            frames, episodes = self._rollout.collect(arrays, version, random=random)
-        self.statistics.rollouts += time.perf_counter() - started
-        self.statistics.resets += self._rollout.take_reset_seconds()
-        ends = [frames] * self._engine.size
-        last = gather(self._rollout.take_last(), delivered)
+            collected = self._rollout.collect(arrays, version, random=random)
+        self.statistics.rollouts += collected.seconds
+        self.statistics.resets += collected.reset_seconds
         self.keeps_state = True
-        return FilledSlot(slots.hand_out(slot), ends, episodes, self.sizes, last)
+        return FilledSlot(
+            slots.hand_out(slot),
+            ends=[collected.frames] * self._engine.size,
+            episodes=collected.episodes,
+            sizes=self.sizes,
+            last=gather(collected.last, delivered),
+        )
 
     def steps(self) -> int:
         """Return the frames stepped so far, from any thread."""

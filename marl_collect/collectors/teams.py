@@ -20,6 +20,7 @@ from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
 from marl_collect.processes.context import result
 from marl_collect.rollout.env_calls import EnvCall
 from marl_collect.rollout.episodes import EndedEpisodes
+from marl_collect.rollout.loop import Collected
 
 
 @final
@@ -346,6 +347,6 @@ class _Batch:
 
     slot: int
     waiting: list[int]
-    replies: dict[int, messages.Collected] = field(default_factory=dict)
+    replies: dict[int, Collected] = field(default_factory=dict)
     staleness: int = 0
     next_command: messages.Collect | None = None

@@ -4,7 +4,6 @@ See ``marl_collect.collectors.messages`` for the order of the calls.
 """
 
 import os
-import time
 from functools import partial
 from typing import Any, final
 
@@ -31,7 +30,7 @@ from marl_collect.processes.status_board import (
 from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
 from marl_collect.rollout.env_calls import EnvCall, returned
 from marl_collect.rollout.episodes import Plan
-from marl_collect.rollout.loop import Rollout
+from marl_collect.rollout.loop import Collected, Rollout
 from marl_collect.rollout.progress import LineProgress
 
 
@@ -144,7 +143,7 @@ class RolloutWorker:
 
     def collect(
         self, command: messages.Collect, weights: messages.Weights
-    ) -> messages.Collected:
+    ) -> Collected:
         """Fill the worker's rows of a slot, acting with these weights."""
         self._policy.use(weights)
         for slot in command.vacant:
@@ -161,21 +160,10 @@ class RolloutWorker:
             self._before = rollout.mark()
         if command.reset:
             rollout.reset()
-        started = time.perf_counter()
         with set_interaction_type(self._assignment.acting.exploration):
-            frames, episodes = rollout.collect(
+            return rollout.collect(
                 self._slots[command.slot], weights.version, random=command.random
             )
-        seconds = time.perf_counter() - started
-        return messages.Collected(
-            frames=frames,
-            episodes=episodes,
-            running=rollout.running,
-            seconds=seconds,
-            reset_seconds=rollout.take_reset_seconds(),
-            last=tuple(rollout.take_last()),
-            explanation=rollout.explain(),
-        )
 
     def use_plan(self, plan: Plan) -> None:
         """Switch to another plan. Its first episodes begin with the next frame."""

@@ -51,6 +51,7 @@ from marl_collect.processes.launcher import COLLECTOR_MODULES
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.rollout.env_calls import EnvCall, add_call, calls_of
 from marl_collect.rollout.episodes import Plan
+from marl_collect.rollout.loop import Collected
 from marl_collect.weights.layout import WeightLayout
 from marl_collect.weights.shared import WeightVector
 
@@ -103,7 +104,7 @@ class Workers:
         self._pool = self._start()
         self.weights: WorkerWeights = None  # type: ignore[assignment]
         # Batches that were finished while the worker was called.
-        self._collected: deque[tuple[int, messages.Collected]] = deque()
+        self._collected: deque[tuple[int, Collected]] = deque()
         self.statistics = Statistics()
         self._started = False
         try:
@@ -170,7 +171,7 @@ class Workers:
         self.preempt(workers, preempted=False)
         self._send("collect", {k: (command, self.weights.order(k)) for k in workers})
 
-    def wait(self, workers: Iterable[int]) -> tuple[int, messages.Collected]:
+    def wait(self, workers: Iterable[int]) -> tuple[int, Collected]:
         """Return the next of some workers that is done, with its reply.
 
         With ``on_worker_failure="restart"`` a worker that failed is replaced and
@@ -187,7 +188,7 @@ class Workers:
             except Exception as error:  # noqa: BLE001 - raised again, or handled
                 self._replace_or_raise(error)
             else:
-                if isinstance(reply, messages.Collected):
+                if isinstance(reply, Collected):
                     return self._completed(worker, reply)
 
     def preempt(self, workers: Iterable[int], *, preempted: bool = True) -> None:
@@ -448,7 +449,7 @@ class Workers:
         """
         while True:
             worker, reply = self._next_reply(workers)
-            if isinstance(reply, messages.Collected):
+            if isinstance(reply, Collected):
                 self._collected.append((worker, reply))
             elif not self._members[worker].owed:
                 return worker, reply
@@ -456,7 +457,7 @@ class Workers:
     def _next_reply(self, workers: Iterable[int]) -> tuple[int, Any]:
         """Wait for a batch or another reply; return its sender and it."""
         worker, reply = self._pool.receive(workers)
-        if not isinstance(reply, messages.Collected):
+        if not isinstance(reply, Collected):
             self._members[worker].owed -= 1
         return worker, reply
 
@@ -473,9 +474,7 @@ class Workers:
         (result,) = self._first_replies([worker])
         return result
 
-    def _completed(
-        self, worker: int, reply: messages.Collected
-    ) -> tuple[int, messages.Collected]:
+    def _completed(self, worker: int, reply: Collected) -> tuple[int, Collected]:
         member = self._members[worker]
         member.running = reply.running
         member.batch = None

@@ -5,6 +5,7 @@ bookkeeping needs. Whatever happens between slots, such as resets and replays, g
 through the memory of the host, as in every rollout.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
@@ -128,6 +129,7 @@ class DeviceRollout(Rollout):
             ValueError: if the policy took an action that does not exist, or the
                 simulator said that no world begins when one did.
         """
+        started = time.perf_counter()
         if not self._episodes.started:
             self.reset()
         self._early_seeds = None
@@ -143,7 +145,7 @@ class DeviceRollout(Rollout):
         arrays = slot.host()
         self._raise_faults(slot, arrays, nobody)
         self._device_is_newer = True
-        return frames, self._note_ends(arrays, frames)
+        return self._collected(started, frames, self._note_ends(arrays, frames))
 
     def mark(self) -> StateMark:
         """Return what ``state`` needs to know of this moment."""

@@ -4,13 +4,13 @@ The parts' environments step in other processes, so inference and simulation ove
 The collected data equal those of a single rollout of the whole batch.
 """
 
+import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
 import numpy as np
 
-from marl_collect.buffers.frame_writer import LastObservation
 from marl_collect.core.batch import EnvBatch, consecutive
 from marl_collect.core.replay import EpisodeActions
 from marl_collect.core.signature import check_same_signature
@@ -110,38 +110,37 @@ class AlternatingRollout:
         self, slot: Arrays, version: int = 0, *, random: bool = False
     ) -> Collected:
         """Fill ``slot``; see ``marl_collect.rollout.loop.Rollout.collect``."""
+        started = time.perf_counter()
         going: list[Generator[None, None, Collected]] = []
         for rows, rollout in zip(self._rows, self._rollouts, strict=True):
             piece = {key: array[rows] for key, array in slot.items()}
             going.append(rollout.frames(piece, version, random=random))
-        ends: list[int] = []
-        episodes: list[EndedEpisodes] = []
-        while not ends:
+        parts: list[Collected] = []
+        while not parts:
             self._progress.look()
             for frames in going:
                 try:
                     next(frames)
                 except StopIteration as end:
-                    ends.append(end.value[0])
-                    episodes.append(end.value[1])
-        return ends[0], EndedEpisodes.join(episodes)
-
-    def take_last(self) -> list[LastObservation]:
-        """Return the next observations that the last slot does not contain."""
-        return [
-            (rows.start + last, frame, observations)
-            for rows, rollout in zip(self._rows, self._rollouts, strict=True)
-            for last, frame, observations in rollout.take_last()
-        ]
+                    parts.append(end.value)
+        return Collected(
+            frames=parts[0].frames,
+            episodes=EndedEpisodes.join([part.episodes for part in parts]),
+            running=self.running,
+            seconds=time.perf_counter() - started,
+            reset_seconds=sum(part.reset_seconds for part in parts),
+            last=[
+                (rows.start + last, frame, observations)
+                for rows, part in zip(self._rows, parts, strict=True)
+                for last, frame, observations in part.last
+            ],
+            explanation=parts[0].explanation,
+        )
 
     @property
     def running(self) -> tuple[int, ...]:
         """Number of each environment's running episode."""
         return tuple(number for part in self._rollouts for number in part.running)
-
-    def take_reset_seconds(self) -> float:
-        """Return the seconds spent in resets since the last call."""
-        return sum(rollout.take_reset_seconds() for rollout in self._rollouts)
 
     def mark(self) -> list[StateMark]:
         """Return the marks of all parts."""

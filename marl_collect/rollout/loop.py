@@ -7,8 +7,8 @@ see ``marl_collect.buffers.frame_writer``.
 
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,9 +45,32 @@ from marl_collect.rollout.episodes import (
 )
 from marl_collect.rollout.progress import ProgressReporter
 
-Collected = tuple[int, EndedEpisodes]
 StateMark = Mapping[str, Any]
 """A moment of a rollout, whose ``state`` can be asked for later."""
+
+
+@final
+@dataclass(frozen=True)
+class Collected:
+    """What a rollout has done in a slot.
+
+    Attributes:
+        frames: number of valid frames in each row, less than T if it was preempted.
+        episodes: the episodes that ended.
+        running: number of each environment's running episode.
+        seconds: that the rollout took.
+        reset_seconds: that were spent in resets since the last rollout.
+        last: with ``compact_obs``, the last observations of episodes and of the slot.
+        explanation: how the policy runs, and why.
+    """
+
+    frames: int
+    episodes: EndedEpisodes
+    running: tuple[int, ...]
+    seconds: float
+    reset_seconds: float
+    last: Sequence[LastObservation]
+    explanation: str
 
 
 class Rollout:
@@ -121,7 +144,6 @@ class Rollout:
         self._acting = policy
         checks = check_actions and not isinstance(policy, RandomRunner)
         self._check = action_check(self._description, self._memory) if checks else None
-        self._last: list[LastObservation] = []
         # Keys whose values tell whether a replay arrives where its episode was.
         repeats = self._description.repeats
         self._compared = list(self._description.observed()) if repeats else []
@@ -209,10 +231,6 @@ class Rollout:
             slot: arrays ``[K, T, ...]`` of all keys of the batch.
             version: version of the weights, stored if the batch has a key for it.
             random: take random actions instead of the policy's.
-
-        Returns:
-            The number of frames, less than T if the rollout was preempted, and the
-            episodes that ended.
         """
         frames = self.frames(slot, version, random=random)
         while True:
@@ -226,6 +244,7 @@ class Rollout:
         self, slot: Arrays, version: int = 0, *, random: bool = False
     ) -> Generator[None, None, Collected]:
         """Do the same as ``collect``, but yield while other processes step."""
+        started = time.perf_counter()
         if not self._episodes.started:
             self.reset()
         self._early_seeds = None
@@ -261,7 +280,8 @@ class Rollout:
                 limit = self._episodes.first_limit()
             if progress.preempted():
                 break
-        return frame + 1, self._suspend(slot, writer, frame + 1, version)
+        ended = self._suspend(slot, writer, frame + 1, version)
+        return self._collected(started, frame + 1, ended, writer.last)
 
     def _begin_acting(self, frames: int, *, random: bool) -> Callable[[int], None]:
         """Prepare for ``frames`` frames; return the function that acts in each."""
@@ -302,7 +322,6 @@ class Rollout:
             slot[VERSION].fill(version)
             slot["next", *VERSION].fill(version)
         writer.close(end)
-        self._last = writer.last
         self._calls.passed(end)
         self._make_pending()
         return ended
@@ -323,20 +342,29 @@ class Rollout:
             self._acting.redraw(k, frame, self._generators)
         writer.began(rows, frame)
 
-    def take_last(self) -> list[LastObservation]:
-        """Return the next observations that the last slot does not contain."""
-        last, self._last = self._last, []
-        return last
+    def _collected(
+        self,
+        started: float,
+        frames: int,
+        episodes: EndedEpisodes,
+        last: Sequence[LastObservation] = (),
+    ) -> Collected:
+        """Return what was done in a slot since ``started``."""
+        reset_seconds, self._reset_seconds = self._reset_seconds, 0.0
+        return Collected(
+            frames,
+            episodes,
+            self.running,
+            time.perf_counter() - started,
+            reset_seconds,
+            last,
+            self.explain(),
+        )
 
     @property
     def running(self) -> tuple[int, ...]:
         """Number of each environment's running episode."""
         return self._episodes.numbers
-
-    def take_reset_seconds(self) -> float:
-        """Return the seconds spent in resets since the last call."""
-        seconds, self._reset_seconds = self._reset_seconds, 0.0
-        return seconds
 
     def mark(self) -> StateMark:
         """Return what ``state`` needs to know of this moment.

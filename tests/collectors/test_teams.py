@@ -12,6 +12,7 @@ from marl_collect.collectors import CollectorOptions, messages
 from marl_collect.collectors.teams import Teams
 from marl_collect.core.description import Field
 from marl_collect.rollout.episodes import EndedEpisodes
+from marl_collect.rollout.loop import Collected
 
 NONE = np.zeros(0, np.int64)
 
@@ -39,11 +40,11 @@ class ScriptedWorkers:
     def collect(self, workers: Sequence[int], command: messages.Collect) -> None:
         self.started.extend(workers)
 
-    def wait(self, indices: Iterable[int]) -> tuple[int, messages.Collected]:
+    def wait(self, indices: Iterable[int]) -> tuple[int, Collected]:
         waiting = list(indices)
         index = next(k for k in self._ready if k in waiting)
         self._ready.remove(index)
-        return index, messages.Collected(
+        return index, Collected(
             4, EndedEpisodes(NONE, NONE, NONE, {}, {}), (), 0.0, 0.0, (), ""
         )
 

@@ -94,6 +94,6 @@ def test_all_parts_end_at_the_same_frame(parallel: Any) -> None:
             return self.looks > 4
 
     progress = Impatient()
-    frames, _ = rollouts(parallel, progress).collect(slot(parallel, 50))
+    frames = rollouts(parallel, progress).collect(slot(parallel, 50)).frames
     assert 0 < frames < 50
     assert progress.steps == frames

@@ -32,7 +32,7 @@ def actions_of(seeds: Seeds, policy: Any, frames: int) -> dict[int, Any]:
     with torch.no_grad(), set_interaction_type(InteractionType.RANDOM):
         while running:
             slot = allocate(fields, (len(seeds), frames))
-            count, _ = rollout.collect(slot)
+            count = rollout.collect(slot).frames
             for row, frame in np.ndindex(len(seeds), count):
                 number = int(slot[TRAJ_IDS][row, frame]) % 2**EPISODE_BITS
                 if number >= len(seeds[row]):
