@@ -15,19 +15,19 @@ from marl_collect.options import Option, function, method, refuse, values
 class _MultiCollector(CollectorBase):
     """A collector whose environments run in worker processes."""
 
-    _source: Teams
+    _workers: Workers
 
     def _start(self, parsed: CollectorOptions, team: int | None = None) -> None:
         """Start workers, of which ``team`` fill a batch together; None: all of them."""
         refuse(parsed, type(self).__name__)
-        workers = start_workers(parsed)
+        workers = self._workers = start_workers(parsed)
         frames = parsed.frames_of(workers.sizes, together=team is None)
         self._open(parsed, Teams(workers, parsed, frames, team))
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """Process id of each worker."""
-        return self._source.pids
+        return self._workers.pids
 
 
 @final

@@ -282,11 +282,6 @@ class Teams:
             last=gather(last, delivered),
         )
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process id of each worker."""
-        return self._workers.pids
-
     def steps(self) -> int:
         """Return the frames stepped so far, from any thread."""
         return self._workers.steps()

@@ -133,9 +133,8 @@ class ParallelBatch(EnvBatch):
         rows_of_process: dict[int, list[int]] = {}
         for row in rows:
             rows_of_process.setdefault(self._owners[row][1], []).append(row)
-        replies = self._processes.call(
-            "call_on_each",
-            {p: (r, function, args) for p, r in rows_of_process.items()},
+        replies = self._processes.call_on_each(
+            {p: (r, function, args) for p, r in rows_of_process.items()}
         )
         values: dict[int, Any] = {}
         for process, reply in replies.items():

@@ -108,15 +108,14 @@ class EnvProcesses:
                 if signals.sleep(group, self._check_seconds):
                     return
 
-    def call(
-        self, method: str, arguments: Mapping[int, Sequence[Any]]
-    ) -> dict[int, Any]:
-        """Call a method of the workers in some processes; return their replies.
+    def call_on_each(self, arguments: Mapping[int, Sequence[Any]]) -> dict[int, Any]:
+        """Let some processes call a function on their environments.
 
         Args:
-            method: gets the number of the call and the arguments; returns that number
-                and its reply.
-            arguments: of each process.
+            arguments: of each process: rows, the function and its further arguments.
+
+        Returns:
+            The results of each process, or what the function raised there.
 
         Raises:
             Exception: as ``wait``.
@@ -125,7 +124,7 @@ class EnvProcesses:
         number, replies = self._calls, dict[int, Any]()
         with self._ending_on(Exception):
             self.pool.send_each(
-                {k: Call(method, (number, *arguments[k])) for k in arguments}
+                {k: Call("call_on_each", (number, *arguments[k])) for k in arguments}
             )
             self.signals.wake(arguments)
             while len(replies) < len(arguments):

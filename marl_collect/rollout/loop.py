@@ -99,14 +99,12 @@ class Rollout:
                 execute them. Random actions are always valid.
         """
         self._engine = engine
-        engine.first = plan.environments.start
         self._policy = policy
         self._progress = progress or ProgressReporter()
         self._description: EnvDescription = engine.description
         self._memory = engine.allocate()
         engine.bind(self._memory)
-        self._episodes = RunningEpisodes(self._description, plan)
-        self._generators = Generators(plan.seed, plan.environments, plan.generation)
+        self.use_plan(plan)
         self._calls = CallLog()
         self._level = plan.level
         self._reset_seconds = 0.0
@@ -420,15 +418,11 @@ class Rollout:
             fresh: begin the next episode in all environments, and replay none.
         """
         seed, generation = state["seed"], state["generation"]
-        plan = replace(
-            self._episodes.plan, seed=seed, episodes=(), generation=generation
-        )
-        self._episodes = RunningEpisodes(self._description, plan)
+        plan = replace(self.plan, seed=seed, episodes=(), generation=generation)
+        self.use_plan(plan)
         actions = EpisodeActions(**state["actions"])
         self._episodes.load(state["environments"], actions)
-        self._generators = Generators(seed, plan.environments, generation)
         self._generators.load(state["generators"])
-        self._policy.remembers = False
         calls = self._calls.load(state["calls"])
         if calls:
             self._early_seeds = None
@@ -487,9 +481,7 @@ class Rollout:
         if self._early_seeds is not None:
             due = self._early_seeds[rows] != seeds
             self._early_seeds[rows] = -1
-        if due.all():
-            self._reset(rows.tolist(), seeds.tolist())
-        elif due.any():
+        if due.any():
             self._reset(rows[due].tolist(), seeds[due].tolist())
         for array in self._carried:
             array[rows] = 0
@@ -499,19 +491,14 @@ class Rollout:
     def _get_ready(self) -> None:
         """Show the policy observations, if it needs any, and environments a task."""
         if self._policy.must_observe or self.plan.curriculum is not None:
-            self._reset_early()  # Raises an error if they take no tasks.
+            rows = np.arange(self._engine.size)
+            seeds = self._episodes.following_seeds(rows)
+            # For the first episodes, so they need no other reset when they begin. It
+            # raises an error if environments take no tasks.
+            self._reset(rows.tolist(), seeds.tolist(), early=True)
+            self._early_seeds = seeds
         if self._policy.must_observe:
             self._policy.probe(self._memory)
-
-    def _reset_early(self) -> None:
-        """Reset for the first episodes ahead of time, to have observations.
-
-        The environments are not reset again when these episodes begin.
-        """
-        rows = np.arange(self._engine.size)
-        seeds = self._episodes.following_seeds(rows)
-        self._reset(rows.tolist(), seeds.tolist(), early=True)
-        self._early_seeds = seeds
 
     def _reset(
         self, indices: Sequence[int], seeds: Sequence[int], *, early: bool = False

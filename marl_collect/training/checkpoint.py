@@ -276,7 +276,6 @@ class Checkpoint:
             else:
                 part.load_state_dict(parts[name])
         set_global_generators(state["generators"])
-        self._number = state["number"]
         # It must stay when the next one is written.
         path.replace(self._folder / LAST)
         self.print(f"Resumed {self._folder / LAST}.")
