@@ -3,13 +3,13 @@
     trainer                                       worker
     Assignment (at the start) ----------->  build the environments
                             <-------------------  their description and number
-    Call("prepare", plan, policy) ------------->  build the policy, call it
+    ("prepare", (plan, policy)) --------------->  build the policy, call it
                             <-------------------  Prepared
-    Call("publish_weights") ------------------->  publish the weights of a factory
+    ("publish_weights", ...) ------------------>  publish the weights of a factory
                             <-------------------  None
-    Call("use_slot") -------------------------->  map a slot
+    ("use_slot", ...) ------------------------->  map a slot
                             <-------------------  None
-    Call("collect", Collect(slot), Weights) --->  fill the slot's rows
+    ("collect", (Collect(slot), Weights)) ----->  fill the slot's rows
                             <-------------------  Collected
 
 A ``Call`` names a method of ``RolloutWorker``. Every call has one reply: what the

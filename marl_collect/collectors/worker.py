@@ -47,8 +47,8 @@ def main(context: WorkerContext, assignment: messages.Assignment) -> None:
             engine = worker.engine
             context.send((engine.description, engine.size))
             while True:
-                call = context.receive()
-                context.send(getattr(worker, call.method)(*call.arguments))
+                method, arguments = context.receive()
+                context.send(getattr(worker, method)(*arguments))
         except BaseException as error:
             worker.name_environment(error)
             note_on_gradients(error)

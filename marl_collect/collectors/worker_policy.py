@@ -15,7 +15,7 @@ from marl_collect.policies.runner import PolicyRunner, RandomRunner
 from marl_collect.rollout.episodes import Plan
 from marl_collect.weights.layout import WeightLayout
 from marl_collect.weights.sending import StateCopy, structure
-from marl_collect.weights.shared import WeightReader
+from marl_collect.weights.shared import mapped
 from marl_collect.weights.skeleton import assemble_module, weight_tensors
 
 
@@ -51,9 +51,8 @@ class WorkerPolicy:
 
     def _assemble(self, policy: messages.SkeletonPolicy) -> None:
         views = self._open_vector(policy.layout)
-        self._reader.attach(policy.weights_slot, policy.handle)
         # Before the first call: zero weights would hide differences between paths.
-        self._reader.pull(policy.weights_slot)
+        self._pull(policy.weights_slot, policy.handle)
         self.module = assemble_module(policy.skeleton, views)
         self._copy = StateCopy(self.module)
 
@@ -81,7 +80,7 @@ class WorkerPolicy:
         """Reserve memory for weights of this layout; return views of it."""
         self.layout = layout
         self._vector = torch.zeros(layout.nbytes, dtype=torch.uint8, device="cpu")
-        self._reader = WeightReader(self._vector)
+        self._slots: dict[int, torch.Tensor] = {}
         return layout.views(self._vector)
 
     def runners(
@@ -99,9 +98,17 @@ class WorkerPolicy:
         return [make_runner(module, part, acting) for part in parts]
 
     def publish(self, weights_slot: int, handle: Any) -> None:
-        """Write the policy's own weights to this slot."""
-        self._reader.attach(weights_slot, handle)
-        self._reader.publish_own(weights_slot)
+        """Write the policy's own weights to this slot, for all workers to read."""
+        self._slots[weights_slot] = mapped(handle)
+        self._slots[weights_slot].copy_(self._vector)
+
+    def _pull(self, weights_slot: int, handle: Any) -> None:
+        """Copy the weights in a slot; ``handle`` is that of one not yet mapped."""
+        if handle is not None:
+            self._slots[weights_slot] = mapped(handle)
+        # numpy's copy is faster, but in workers its large copies bypass the caches
+        # (by glibc's memcpy), and the policy reads these weights next.
+        self._vector.copy_(self._slots[weights_slot])
 
     def use(self, weights: messages.Weights) -> None:
         """Load these weights, and the state that comes with them."""
@@ -115,8 +122,6 @@ class WorkerPolicy:
             self._copy.apply(weights.state)
         if weights.weights_slot is None:
             return
-        if weights.handle is not None:
-            self._reader.attach(weights.weights_slot, weights.handle)
-        self._reader.pull(weights.weights_slot)
+        self._pull(weights.weights_slot, weights.handle)
         if self._views:
             torch._foreach_copy_(self._tensors, self._views)

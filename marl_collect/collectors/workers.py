@@ -46,7 +46,7 @@ from marl_collect.core.seeding import draw_seed
 from marl_collect.core.signature import PolicySignature, check_same_signature
 from marl_collect.errors import WorkerError, warn, worker_error_of
 from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
-from marl_collect.processes.context import Call, Raised, result
+from marl_collect.processes.context import Raised, result
 from marl_collect.processes.launcher import COLLECTOR_MODULES
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.rollout.env_calls import EnvCall, add_call, calls_of
@@ -431,7 +431,7 @@ class Workers:
             behind = [k for k in arguments if self._members[k].level != self.level]
             if behind:
                 self._send("set_level", dict.fromkeys(behind, level))
-        calls = {worker: Call(method, arguments[worker]) for worker in arguments}
+        calls = {worker: (method, arguments[worker]) for worker in arguments}
         self._pool.send_each(calls)
         for worker in arguments:
             member = self._members[worker]

@@ -181,14 +181,12 @@ class RayPool:
         """Return the actor that has a worker."""
         return self.actors[worker // self._team]
 
-    def send_each(self, messages: Mapping[int, object]) -> None:
-        """Send calls to workers; see ``send``."""
-        for worker, message in messages.items():
-            self.send(worker, message)
+    def send_each(self, calls: Mapping[int, Call]) -> None:
+        """Send calls to workers. ``receive`` reports if one has died."""
+        for worker, (method, arguments) in calls.items():
+            self._send(worker, method, arguments)
 
-    def send(self, worker: int, message: object) -> None:
-        """Send a ``Call`` to a worker. ``receive`` reports if it has died."""
-        assert isinstance(message, Call)
+    def _send(self, worker: int, method: str, arguments: tuple[Any, ...]) -> None:
         self._check_open()
         actor, local = self.actor_of(worker), worker % self._team
         if actor.lost is not None:
@@ -196,19 +194,18 @@ class RayPool:
         fills: Name | None = None
         vector: NodeVector | None = None
         vacant: list[int] = []
-        arguments = message.arguments
-        if message.method == "use_slot":
+        if method == "use_slot":
             arguments = self._reserve_slot(actor, local, *arguments)
-        elif message.method == "prepare":
+        elif method == "prepare":
             plan, policy = arguments
             if isinstance(policy, messages.SkeletonPolicy):
                 vector = policy.handle
                 place = self._place(actor, local, vector)
                 arguments = (plan, replace(policy, **place))
-        elif message.method == "publish_weights":
+        elif method == "publish_weights":
             vector, fills = arguments[1], WEIGHTS
             arguments = tuple(self._place(actor, local, vector).values())
-        elif message.method == "collect":
+        elif method == "collect":
             command, weights = arguments
             fills = command.slot
             copies = actor.copies
@@ -219,7 +216,7 @@ class RayPool:
                 arguments = (command, replace(weights, **place))
         if actor.lost is not None:  # It was lost while memory was reserved.
             return
-        data = pickling.dumps(Call(message.method, arguments))
+        data = pickling.dumps((method, arguments))
         weights_to_write = () if vector is None else vector.written
         sent = actor.call(SEND, "send", local, data, fills, vacant, *weights_to_write)
         actor.sent.append(sent)

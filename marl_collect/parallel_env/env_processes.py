@@ -16,7 +16,6 @@ from marl_collect.parallel_env.options import ParallelOptions, spin_seconds
 from marl_collect.parallel_env.signals import Signals
 from marl_collect.processes import cleanup
 from marl_collect.processes.closing import CLOSE_SECONDS, ERROR_CLOSE_SECONDS
-from marl_collect.processes.context import Call
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.processes.shared_memory import Segment
 from marl_collect.processes.status_board import STOP
@@ -124,7 +123,7 @@ class EnvProcesses:
         number, replies = self._calls, dict[int, Any]()
         with self._ending_on(Exception):
             self.pool.send_each(
-                {k: Call("call_on_each", (number, *arguments[k])) for k in arguments}
+                {k: ("call_on_each", (number, *arguments[k])) for k in arguments}
             )
             self.signals.wake(arguments)
             while len(replies) < len(arguments):
@@ -192,7 +191,7 @@ class EnvProcesses:
         self._segments.append(flags)
         self.signals = Signals(flags, sizes, spin, fresh=True)
         handles = (memory.handle, layout, flags.handle, sizes, spin)
-        self.pool.broadcast(Call("attach", handles))
+        self.pool.broadcast(("attach", handles))
         self._receive_all()
         arrays = layout.arrays(memory.buffer)
         self.arrays = {key: array[:, 0] for key, array in arrays.items()}

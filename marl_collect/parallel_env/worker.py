@@ -6,9 +6,9 @@ reports completion; see ``signals.py``. Messages on the socket are rare:
     trainer                                   worker
     EnvAssignment (at the start) ---------->  build the environments
                             <---------------  EnvDescription
-    Call("attach", ...) ------------------->  map memory and flags
+    ("attach", ...) ----------------------->  map memory and flags
                             <---------------  None
-    Call("call_on_each", ...) ------------->  use attributes and methods
+    ("call_on_each", ...) ----------------->  use attributes and methods
                             <---------------  number of the call, result or Raised
     None ---------------------------------->  (no reply: reading it is progress)
 """
@@ -113,9 +113,10 @@ class _EnvWorker:
 
     def answer(self) -> None:
         """Read a message; call what it names, and reply. EOFError ends the worker."""
-        message = self._context.receive()
-        if isinstance(message, Call):
-            self._context.send(getattr(self, message.method)(*message.arguments))
+        call: Call | None = self._context.receive()
+        if call is not None:
+            method, arguments = call
+            self._context.send(getattr(self, method)(*arguments))
 
     def attach(
         self,

@@ -12,14 +12,8 @@ from marl_collect.errors import Failure, raise_failure
 from marl_collect.processes import pickling
 from marl_collect.processes.status_board import MESSAGES_READ, PHASE, Line, Phase
 
-
-@final
-@dataclass(frozen=True)
-class Call:
-    """A method that a worker calls; its only reply is what the method returns."""
-
-    method: str
-    arguments: tuple[Any, ...] = ()
+Call = tuple[str, tuple[Any, ...]]
+"""A worker's method and its arguments; the only reply is what it returns."""
 
 
 @final

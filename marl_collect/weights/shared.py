@@ -5,8 +5,8 @@ the tensors of a worker's module are views of the worker's own vector:
 
     trainer                                        worker
     slot = write(tensors, used)
-    Weights(slot, handle) ------------------------>  attach(slot, handle)
-                                                     pull(slot)
+    Weights(slot, handle) ------------------------>  mapped(handle), once
+                                                     copy it to the vector
     the slot is free again  <-- WEIGHTS_READ ----
 
 ``WorkerWeights`` alone decides which slot holds which version, and which are free.
@@ -122,29 +122,9 @@ class WeightVector:
             target[:] = source
 
 
-@final
-class WeightReader:
-    """The worker's end, which fills the vector of the worker's module."""
-
-    def __init__(self, vector: torch.Tensor) -> None:
-        """Fill the worker's vector, uint8 ``[nbytes]``."""
-        self._vector = vector
-        self._slots: dict[int, torch.Tensor] = {}
-
-    def attach(self, weights_slot: int, handle: MemoryHandle) -> None:
-        """Map the memory of a slot, instead of that which it had before."""
-        memory = np.frombuffer(Segment.attach(handle).buffer, np.uint8)
-        self._slots[weights_slot] = torch.from_numpy(memory)
-
-    def pull(self, weights_slot: int) -> None:
-        """Copy the weights in a slot."""
-        # numpy's copy is faster, but in workers its large copies bypass the caches
-        # (by glibc's memcpy), and the policy reads these weights next.
-        self._vector.copy_(self._slots[weights_slot])
-
-    def publish_own(self, weights_slot: int) -> None:
-        """Write the worker's own weights to a slot, for all workers to read."""
-        self._slots[weights_slot].copy_(self._vector)
+def mapped(handle: MemoryHandle) -> torch.Tensor:
+    """Return the memory of a slot in a worker, uint8 ``[nbytes]``."""
+    return torch.from_numpy(np.frombuffer(Segment.attach(handle).buffer, np.uint8))
 
 
 def _as_bytes(tensor: torch.Tensor) -> _Bytes:

@@ -18,11 +18,14 @@ from marl_collect import (
 from marl_collect.collectors import CollectorOptions, messages
 from marl_collect.collectors.publish import WorkerWeights
 from marl_collect.collectors.trainer_policy import TrainerPolicy
+from marl_collect.collectors.worker_policy import WorkerPolicy
 from marl_collect.distributed.collector import deal
 from marl_collect.distributed.ray_options import RayOptions
 from marl_collect.distributed.vectors import RayVector
 from marl_collect.processes.shared_memory import Segment
-from marl_collect.weights.shared import WeightReader
+from marl_collect.rollout.episodes import Plan
+from marl_collect.weights.layout import WeightLayout
+from marl_collect.weights.skeleton import split_module
 
 
 @pytest.mark.parametrize("kind", [None, Collector, MultiSyncCollector])
@@ -200,18 +203,16 @@ def test_weights_that_no_worker_needs_are_dropped() -> None:
 
 
 def test_a_reader_has_one_vector_on_its_node_and_publishes_its_own() -> None:
-    policy = TrainerPolicy(biased(1.0))
-    layout = policy.layout
-    assert layout is not None
+    module = biased(1.0)
+    layout = WeightLayout.of(module)
     segment = Segment.create(layout.nbytes, "A test")
     memory = np.frombuffer(segment.buffer, np.uint8)
-    vector = torch.full((layout.nbytes,), 3, dtype=torch.uint8)
-    reader = WeightReader(vector)
+    sent = messages.SkeletonPolicy(split_module(module), layout, segment.handle, 0)
+    reader = WorkerPolicy(sent, [], Plan(0, range(1)))
     for value in (4, 9):
-        reader.attach(0, segment.handle)
         memory[:] = value
-        reader.pull(0)
-        assert (vector == value).all()
-    vector.fill_(2)
-    reader.publish_own(0)
+        reader.use(messages.Weights(weights_slot=0, handle=segment.handle))
+        assert (reader._vector == value).all()
+    reader._vector.fill_(2)
+    reader.publish(0, segment.handle)
     assert (memory == 2).all()

@@ -24,8 +24,9 @@ from workloads.counting import CountingEnv, Fault
 
 from marl_collect import PolicyPool, RayCollector
 from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
+from marl_collect.collectors.worker_policy import WorkerPolicy
 from marl_collect.processes.shared_memory import Segment
-from marl_collect.weights.shared import WeightReader, WeightVector
+from marl_collect.weights.shared import WeightVector, mapped
 
 pytest_plugins = ["support.ray_cluster"]
 WORKERS = 2
@@ -366,7 +367,9 @@ class StopsWhileCopying:
     def __call__(self) -> CountingEnv:
         request, waits = self.request, self.waits
 
-        def pull(self: WeightReader, weights_slot: int) -> None:
+        def pull(self: WorkerPolicy, weights_slot: int, handle: Any) -> None:
+            if handle is not None:
+                self._slots[weights_slot] = mapped(handle)
             target, source = self._vector, self._slots[weights_slot]
             half = len(target) // 2
             target[:half] = source[:half]
@@ -374,7 +377,7 @@ class StopsWhileCopying:
                 waits()
             target[half:] = source[half:]
 
-        WeightReader.pull = pull  # type: ignore[method-assign]
+        WorkerPolicy._pull = pull  # type: ignore[method-assign]
         return CountingEnv(n_prey=0)
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from marl_collect.processes.shared_memory import Segment
 from marl_collect.weights.layout import WeightLayout, check_same_weights
-from marl_collect.weights.shared import WeightReader, WeightVector
+from marl_collect.weights.shared import WeightVector, mapped
 
 
 @pytest.fixture
@@ -28,15 +28,14 @@ class Copies:
         self.layout = WeightLayout.plan({f"t{i}": t for i, t in enumerate(tensors)})
         self.vector = WeightVector(self.layout)
         opened.append(self.vector)
-        own = torch.zeros(self.layout.nbytes, dtype=torch.uint8)
-        self.own, self.reader = self.layout.views(own), WeightReader(own)
+        self.bytes = torch.zeros(self.layout.nbytes, dtype=torch.uint8)
+        self.own = self.layout.views(self.bytes)
 
     def write(self, *tensors: torch.Tensor, used: Any = ()) -> int:
         return self.vector.write(tensors, used)
 
     def read(self, place: int) -> list[torch.Tensor]:
-        self.reader.attach(place, self.vector.handle(place))
-        self.reader.pull(place)
+        self.bytes.copy_(mapped(self.vector.handle(place)))
         for mine, published in zip(self.own, self.vector.tensors(place), strict=True):
             assert torch.equal(mine, published)
         return self.own
@@ -122,8 +121,7 @@ def test_a_worker_publishes_its_own_weights(opened: list[WeightVector]) -> None:
 
     def call(method: str, place: int, handle: Any, workers: list[int]) -> None:
         assert (method, workers) == ("publish_weights", [3])
-        copies.reader.attach(place, handle)
-        copies.reader.publish_own(place)
+        mapped(handle).copy_(copies.bytes)
 
     copies.write(torch.zeros(2))
     place = copies.vector.filled(call, 3)
