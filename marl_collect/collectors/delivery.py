@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -179,25 +179,21 @@ class Delivery:
         return self._finish(self._assembler.take(form, most), fresh=True)
 
     def _shape(self, batch: TensorDictBase, sizes: Sequence[int]) -> TensorDictBase:
-        if self._options.cat_results is None:
+        """Join the rows of workers as ``cat_results`` says."""
+        how, rows = self._options.cat_results, sizes[0]
+        if how is None:
             return batch
-        shaped = self._concatenated(batch, sizes, self._options.cat_results)
+        shaped = batch
+        if how != "stack" and rows == 1:
+            shaped = batch.reshape(-1)
+            if self._options.ragged:
+                shaped = shaped[shaped.get(VALID)]
+        elif how != 0 and rows > 1:
+            shaped = batch.reshape(len(sizes), rows, batch.shape[-1])
+            if how == -1:
+                shaped = torch.cat(list(shaped.unbind(0)), dim=-1)
         shaped.names = [*([None] * (shaped.ndim - 1)), "time"]
         return shaped
-
-    def _concatenated(
-        self, batch: TensorDictBase, sizes: Sequence[int], how: Literal["stack", 0, -1]
-    ) -> TensorDictBase:
-        rows = sizes[0]
-        stacked = batch.reshape(len(sizes), rows, batch.shape[-1])
-        if how == "stack":
-            return stacked if rows > 1 else batch
-        if rows == 1:
-            flat = batch.reshape(-1)
-            return flat[flat.get(VALID)] if self._options.ragged else flat
-        if how == 0:
-            return batch
-        return torch.cat(list(stacked.unbind(0)), dim=-1)
 
     def _finish(self, batch: TensorDictBase, *, fresh: bool) -> Any:
         options = self._options

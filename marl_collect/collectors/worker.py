@@ -18,7 +18,7 @@ from marl_collect.core.factories import build
 from marl_collect.core.gradients import note_on_gradients
 from marl_collect.core.seeding import seed_global_generators
 from marl_collect.errors import Failure, worker_error_of
-from marl_collect.processes.context import Raised, WorkerContext, attempt
+from marl_collect.processes.context import Attempt, WorkerContext, attempt
 from marl_collect.processes.launcher import share_imports
 from marl_collect.processes.shared_memory import MemoryHandle, Segment
 from marl_collect.processes.status_board import (
@@ -192,13 +192,13 @@ class RolloutWorker:
         self._rollout.load(state, fresh=fresh)
         return self._rollout.running
 
-    def attribute(self, owner: str, name: str) -> bytes | Raised:
+    def attribute(self, owner: str, name: str) -> Attempt:
         """Return an attribute of the ``"policy"`` or of the ``"env"``."""
         if owner == "policy":
             return attempt(getattr, self._policy.module, name)
         return attempt(self.engine.attribute, name)
 
-    def call_env(self, call: EnvCall) -> tuple[EnvCall, list[bytes | Raised]]:
+    def call_env(self, call: EnvCall) -> tuple[EnvCall, list[Attempt]]:
         """Call a method of environments.
 
         Returns:
@@ -214,10 +214,11 @@ class RolloutWorker:
         return made, [
             attempt(lambda value: value, value)
             if error is None
-            else Raised(
+            else (
+                b"",
                 Failure.capture(
                     error, os.getpid(), environment=environments[call.rows[k]]
-                )
+                ),
             )
             for k, (value, error) in enumerate(outcomes)
         ]

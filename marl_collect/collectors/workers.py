@@ -46,7 +46,7 @@ from marl_collect.core.seeding import draw_seed
 from marl_collect.core.signature import PolicySignature, check_same_signature
 from marl_collect.errors import WorkerError, warn, worker_error_of
 from marl_collect.processes.closing import ERROR_CLOSE_SECONDS
-from marl_collect.processes.context import Raised, result
+from marl_collect.processes.context import Attempt, result
 from marl_collect.processes.launcher import COLLECTOR_MODULES
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.rollout.env_calls import EnvCall, add_call, calls_of
@@ -272,7 +272,7 @@ class Workers:
                 environments = member.plan.environments
                 self.statistics.cut_resumed(environments, state, member.running)
 
-    def call_env(self, calls: Mapping[int, EnvCall]) -> list[list[bytes | Raised]]:
+    def call_env(self, calls: Mapping[int, EnvCall]) -> list[list[Attempt]]:
         """Let each of these workers call a method of its environments.
 
         A worker that replaces one of them later calls it too.

@@ -9,7 +9,7 @@ reports completion; see ``signals.py``. Messages on the socket are rare:
     ("attach", ...) ----------------------->  map memory and flags
                             <---------------  None
     ("call_on_each", ...) ----------------->  use attributes and methods
-                            <---------------  number of the call, result or Raised
+                            <---------------  number of the call, ``Attempt``
     None ---------------------------------->  (no reply: reading it is progress)
 """
 
@@ -24,7 +24,7 @@ from marl_collect.core.batch import SerialBatch
 from marl_collect.core.factories import Factory, build_singles
 from marl_collect.parallel_env.cpus import affinity, pin
 from marl_collect.parallel_env.signals import EnvOperation, Signals, operation_of
-from marl_collect.processes.context import Call, Raised, WorkerContext, attempt
+from marl_collect.processes.context import Attempt, Call, WorkerContext, attempt
 from marl_collect.processes.launcher import share_imports
 from marl_collect.processes.shared_memory import MemoryHandle, Segment
 from marl_collect.processes.status_board import (
@@ -151,7 +151,7 @@ class _EnvWorker:
         rows: Sequence[int],
         function: Callable[..., Any],
         arguments: Sequence[Any],
-    ) -> tuple[int, bytes | Raised]:
+    ) -> tuple[int, Attempt]:
         """Call ``function(env, *arguments)`` for the environments of some rows.
 
         Returns:

@@ -4,7 +4,6 @@ import os
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Final, final
 
@@ -16,15 +15,14 @@ Call = tuple[str, tuple[Any, ...]]
 """A worker's method and its arguments; the only reply is what it returns."""
 
 
-@final
-@dataclass(frozen=True)
-class Raised:
-    """What code of the user raised in a call that the worker survives."""
+Attempt = tuple[bytes, Failure | None]
+"""What code of the user returned, pickled, and what it raised, if it did.
 
-    failure: Failure
+The worker survives that. A ``Failure`` alone says that the worker ends.
+"""
 
 
-def attempt(function: Callable[..., Any], *arguments: Any) -> bytes | Raised:
+def attempt(function: Callable[..., Any], *arguments: Any) -> Attempt:
     """Call code of the user; return its pickled result, or what it raised.
 
     It is pickled here, so that a result which cannot be sent is such an error too.
@@ -32,25 +30,26 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> bytes | Raised:
     try:
         value = function(*arguments)
         try:
-            return pickling.dumps(value)
+            return pickling.dumps(value), None
         except Exception as error:
             raise TypeError(
                 f"The result is a {type(value).__name__}, which cannot be sent from a "
                 f"worker process: {error}"
             ) from error
     except Exception as error:  # noqa: BLE001 - the trainer raises it
-        return Raised(Failure.capture(error, os.getpid()))
+        return b"", Failure.capture(error, os.getpid())
 
 
-def result(reply: bytes | Raised, worker: int) -> Any:
+def result(reply: Attempt, worker: int) -> Any:
     """Return the result of ``attempt`` in a worker.
 
     Raises:
         Exception: what the user's code raised there, from a ``WorkerError``.
     """
-    if isinstance(reply, Raised):
-        raise_failure(reply.failure, worker)
-    return pickle.loads(reply)
+    value, failure = reply
+    if failure is not None:
+        raise_failure(failure, worker)
+    return pickle.loads(value)
 
 
 @final

@@ -11,7 +11,7 @@ from typing import Any, final
 from typing_extensions import override
 
 from marl_collect.errors import WorkerError
-from marl_collect.processes.context import Raised, WorkerContext, attempt, result
+from marl_collect.processes.context import Attempt, WorkerContext, attempt, result
 from marl_collect.processes.launcher import COLLECTOR_MODULES
 from marl_collect.processes.pool import WorkerPool
 from marl_collect.programs.interruption import Interruption
@@ -44,7 +44,7 @@ class _Ended:
         interrupted: whether a signal ended it.
     """
 
-    reply: bytes | Raised
+    reply: Attempt
     interrupted: bool
 
 
@@ -200,7 +200,7 @@ def _main(context: WorkerContext, train: Train) -> None:
     with _terminated() as interruption:
         while not interruption.happened:
             run = context.receive()
-            reply: bytes | Raised = b""
+            reply: Attempt = b"", None
             try:
                 reply = attempt(train, run, _Teller(context), interruption)
             except KeyboardInterrupt:
