@@ -24,6 +24,7 @@ from typing import Any, final
 
 import torch
 from cases.worlds import DISCRETE, StockJaxMarl, torchrl_vmas
+from harness.estimates import Estimate
 from harness.turns import Alternative, measure
 
 from marl_collect import Collector, MultiSyncCollector, describe
@@ -194,8 +195,7 @@ def cell(times: dict[str, list[float]], side: str, worlds: int) -> str:
     if side not in times:
         return "-"
     rate = worlds * FRAMES / median(times[side])
-    pairs = zip(times[side], times["Collector"], strict=True)
-    ratio = median(theirs / ours for theirs, ours in pairs)
+    ratio = Estimate.of_ratios(times[side], times["Collector"]).median
     return f"{rate:,.0f}" if side == "Collector" else f"{rate:,.0f} ({ratio:.2f})"
 
 

@@ -90,10 +90,9 @@ optimizer = torch.optim.Adam(student.parameters(), lr=args.lr)
 
 def mean_return(policy):
     """Return the mean return of the team."""
-    evaluation = evaluate(
+    return evaluate(
         policy, make_env, episodes=args.games, num_workers=1, envs_per_worker=4, seeds=1
-    )
-    return evaluation.mean_team_return
+    ).mean_team_return
 
 
 print(f"the teacher's return: {mean_return(teacher):.1f}")

@@ -32,20 +32,19 @@ except ImportError as error:
     raise SystemExit(f"{error}: {install}") from error
 
 
+rows: list[tuple[object, object]] = [("frames", "return")]
+
+
 class Progress(Callback):
     """Prints progress, and writes it to ``progress.csv``."""
-
-    def __init__(self):
-        super().__init__()
-        self.rows: list[tuple[object, object]] = [("frames", "return")]
 
     def on_batch_collected(self, _batch):
         """Record the mean return of the episodes that ended in the batch."""
         iteration = self.experiment.n_iters_performed
         mean = self.experiment.mean_return
         print(f"iteration {iteration}: mean return {mean:.2f}", flush=True)
-        self.rows.append((self.experiment.total_frames, float(mean)))
-        write_table(arguments.out, self.rows)
+        rows.append((self.experiment.total_frames, float(mean)))
+        write_table(arguments.out, rows)
 
 
 config = ExperimentConfig.get_from_yaml()

@@ -54,9 +54,8 @@ except ImportError as error:
 torch.set_num_threads(1)  # Small networks are no faster with more threads.
 make_env = partial(LbForagingEnv, args.task)
 description = describe(make_env)
-options = TrainingOptions(
-    reward="team", ppo=PPOOptions(lr=1e-3, epochs=4, minibatch_frames=500)
-)
+ppo = PPOOptions(lr=1e-3, epochs=4, minibatch_frames=500)
+options = TrainingOptions(reward="team", ppo=ppo)
 
 
 def by_level(seed, episode, level):

@@ -172,11 +172,10 @@ parts = {
     "collector": collector,
 }
 with collector, Checkpoint(args.out, parts, resume=args.resume) as checkpoint:
-    n_batches = collector.stats()["batches"]
     before = [(name, key) for name in groups for key in ("observation", "action")]
     outcome = ("observation", "reward", "terminated")
     after = [("next", name, key) for name in groups for key in outcome]
-    for number, batch in enumerate(collector, n_batches + 1):
+    for number, batch in enumerate(collector, collector.stats()["batches"] + 1):
         buffer.extend(batch.reshape(-1).select(*before, *after))
         left = 1 - collector.frames / (args.frames + args.batch)
         for optimizer in (actor_optimizer, critic_optimizer):
@@ -187,11 +186,10 @@ with collector, Checkpoint(args.out, parts, resume=args.resume) as checkpoint:
         if number % args.every == 0 or collector.frames >= args.frames:
             means = [mean_returns(name)[name] for name in groups]
             rows.append((collector.frames, *means, *random))
-            shown = zip(groups, means, random, strict=True)
-            checkpoint.print(
-                f"{collector.frames:>9,} frames, return against random actions: "
-                + ", ".join(f"{n} {m:.1f} (random {r:.1f})" for n, m, r in shown)
-            )
+            results = zip(groups, means, random, strict=True)
+            shown = ", ".join(f"{n} {m:.1f} (random {r:.1f})" for n, m, r in results)
+            frames = f"{collector.frames:>9,} frames"
+            checkpoint.print(f"{frames}, return against random actions: {shown}")
             write_table(args.out, [header, *rows])
         checkpoint.batch_done()
 

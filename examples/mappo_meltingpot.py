@@ -1,12 +1,12 @@
 """MAPPO with convolutions and a GRU, from the pixels of a MeltingPot substrate.
 
-    pip install "marl-collect[meltingpot,compare]"
+    pip install "marl-collect[meltingpot]"
     python examples/mappo_meltingpot.py --substrate coins
 
 The critic sees the images of all players. Both networks are trained on sequences that
 begin with the stored states. Players share one network, which gets their identities.
 Evaluations score a visitor: one player acts with the policy, the others at random.
-Writes ``progress.csv``, ``returns.png`` and ``policy.pt`` to ``--out``.
+Writes ``progress.csv`` and ``policy.pt`` to ``--out``.
 """
 
 import argparse
@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 
 from marl_collect import MultiSyncCollector, describe, evaluate
-from marl_collect.envs import MeltingpotEnv
 from marl_collect.models import (
     make_critic,
     make_policy,
@@ -31,16 +30,12 @@ from marl_collect.training.run_folder import write_table
 parser = argparse.ArgumentParser()
 parser.add_argument("--substrate", default="coins")
 parser.add_argument("--observations", nargs="*", default=["RGB"], help="all if empty")
-parser.add_argument("--reward", choices=["own", "team"], default="own")
 parser.add_argument("--frames", type=int, default=48_000)
 parser.add_argument("--batch", type=int, default=1_600, help="frames per batch")
 parser.add_argument("--sequence", type=int, default=25, help="frames per sequence")
 parser.add_argument("--minibatch", type=int, default=16, help="sequences")
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--lr", type=float, default=7e-4)
-parser.add_argument("--gamma", type=float, default=0.99)
-parser.add_argument("--lmbda", type=float, default=0.95)
-parser.add_argument("--entropy", type=float, default=0.01)
 parser.add_argument("--limit", type=int, default=500, help="frames per episode")
 parser.add_argument("--every", type=int, default=10, help="batches per evaluation")
 parser.add_argument("--games", type=int, default=16, help="per evaluation")
@@ -53,15 +48,17 @@ parser.add_argument("--resume", action="store_true", help="continue from --out")
 args = parser.parse_args()
 
 try:
-    import matplotlib.pyplot as plt
+    import meltingpot  # noqa: F401 - MeltingpotEnv imports it when it is built.
+
+    from marl_collect.envs import MeltingpotEnv
 except ImportError as error:
-    install = 'pip install "marl-collect[meltingpot,compare]"'
+    install = 'pip install "marl-collect[meltingpot]"'
     raise SystemExit(f"{error}: {install}") from error
 
 if (size := -(-args.batch // (args.workers * args.envs))) % min(args.sequence, size):
     parser.error(f"--sequence must divide {size}, an environment's frames per batch")
-args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
+gamma, lmbda, entropy = 0.99, 0.95, 0.01  # Of rewards, advantages, and the bonus.
 torch.set_num_threads(1)  # The workers need the other processors.
 keep_freed_memory()  # Else each minibatch waits for fresh pages.
 
@@ -115,13 +112,10 @@ def estimate(data, last_states):
         after = data["next", group]
         value = data[group, "state_value"]
         follows = after["state_value"] * ~after["terminated"]
-        reward = after["reward"]
-        if args.reward == "team":
-            reward = reward.mean(-2, keepdim=True)
-        error = reward + args.gamma * follows - value
+        error = after["reward"] + gamma * follows - value
         advantage, last = torch.zeros_like(error), torch.zeros_like(error[:, 0])
         for t in reversed(range(error.shape[1])):
-            last = error[:, t] + args.gamma * args.lmbda * last * ~after["done"][:, t]
+            last = error[:, t] + gamma * lmbda * last * ~after["done"][:, t]
             advantage[:, t] = last
         data[group, "target"] = advantage + value
         deviation = advantage.std() + 1e-6
@@ -142,7 +136,7 @@ def loss_of(minibatch):
             clipped = ratio.clamp(0.8, 1.2) * advantage
             gain = torch.min(ratio * advantage, clipped).mean()
             error = minibatch[group, "state_value"] - minibatch[group, "target"]
-            bonus = args.entropy * dist.entropy().mean()
+            bonus = entropy * dist.entropy().mean()
             loss = loss - gain - bonus + 0.5 * error.square().mean()
     return loss
 
@@ -172,9 +166,8 @@ def visit(visitor):
         for group, ids in game.policy_ids.items()
         if 0 in ids
     ]
-    return statistics.mean(focal_returns), statistics.stdev(focal_returns) / len(
-        focal_returns
-    ) ** 0.5
+    error = statistics.stdev(focal_returns) / len(focal_returns) ** 0.5
+    return statistics.mean(focal_returns), error
 
 
 HEADER = "frames", "visitor", "error", "random", "error_of_random"
@@ -184,22 +177,17 @@ parts = {"policy": policy, "critic": critic, "optimizer": optimizer}
 parts |= {"rows": rows, "states": states}
 random = visit(None)
 print("random actions: return {:.2f}, standard error {:.2f}".format(*random))
-with (
-    MultiSyncCollector(
-        make_env,
-        policy,
-        frames_per_batch=args.batch,
-        total_frames=args.frames,
-        **workers,
-        max_frames_per_traj=args.limit,
-        seed=args.seed,
-    ) as collector,
-    Checkpoint(
-        args.out, parts | {"collector": collector}, resume=args.resume
-    ) as checkpoint,
-):
-    n_batches = collector.stats()["batches"]
-    for number, batch in enumerate(collector, n_batches + 1):
+parts["collector"] = collector = MultiSyncCollector(
+    make_env,
+    policy,
+    frames_per_batch=args.batch,
+    total_frames=args.frames,
+    **workers,
+    max_frames_per_traj=args.limit,
+    seed=args.seed,
+)
+with collector, Checkpoint(args.out, parts, resume=args.resume) as checkpoint:
+    for number, batch in enumerate(collector, collector.stats()["batches"] + 1):
         data = batch.clone(recurse=False)  # Shares the images.
         states.update(estimate(data, states))
         data = data.exclude("next").reshape(-1, min(args.sequence, data.shape[1]))
@@ -213,17 +201,9 @@ with (
         collector.update_policy_weights_()
         if number % args.every == 0 or collector.frames >= args.frames:
             rows.append((collector.frames, *visit(policy), *random))
-            checkpoint.print(
-                "{:,} frames, return {:.2f}, standard error {:.2f}".format(*rows[-1])
-            )
+            text = "{:,} frames, return {:.2f}, standard error {:.2f}"
+            checkpoint.print(text.format(*rows[-1]))
             write_table(args.out, [HEADER, *rows])
         checkpoint.batch_done()
 
 save_policy(args.out / "policy.pt", policy, description, **network)
-
-frames, means, errors = list(zip(*rows, strict=True))[:3]
-plt.errorbar(frames, means, errors, label="trained")
-plt.axhline(random[0], linestyle="--", label="random actions")
-plt.gca().set(xlabel="frames", ylabel="return of a visitor")
-plt.legend()
-plt.savefig(args.out / "returns.png", dpi=100)

@@ -1,11 +1,11 @@
 """A population of independent PPO learners on a matrix game of MeltingPot.
 
-    pip install "marl-collect[meltingpot,compare]"
+    pip install "marl-collect[meltingpot]"
     python examples/population_matrix_game.py --size 3
 
 In each episode two members of the population, chosen by the episode's seed, meet in the
 iterated prisoner's dilemma. Each member learns from its own frames only. Writes
-``progress.csv``, ``returns.png`` and a file per member to ``--out``.
+``progress.csv`` and a file per member to ``--out``.
 """
 
 import argparse
@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from marl_collect import MultiSyncCollector, describe, evaluate
-from marl_collect.envs import MeltingpotEnv
 from marl_collect.models import make_critic, make_policy, save_policy
 from marl_collect.training.checkpoint import Checkpoint
 from marl_collect.training.run_folder import write_table
@@ -29,9 +28,6 @@ parser.add_argument("--batch", type=int, default=4_000, help="frames per batch")
 parser.add_argument("--minibatch", type=int, default=500, help="frames")
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--lr", type=float, default=1e-3)
-parser.add_argument("--gamma", type=float, default=0.99)
-parser.add_argument("--lmbda", type=float, default=0.95)
-parser.add_argument("--entropy", type=float, default=0.01)
 parser.add_argument("--limit", type=int, default=500, help="frames per episode")
 parser.add_argument("--every", type=int, default=10, help="batches per line")
 parser.add_argument("--workers", type=int, default=2)
@@ -42,13 +38,15 @@ parser.add_argument("--resume", action="store_true", help="continue from --out")
 args = parser.parse_args()
 
 try:
-    import matplotlib.pyplot as plt
+    import meltingpot  # noqa: F401 - MeltingpotEnv imports it when it is built.
+
+    from marl_collect.envs import MeltingpotEnv
 except ImportError as error:
-    install = 'pip install "marl-collect[meltingpot,compare]"'
+    install = 'pip install "marl-collect[meltingpot]"'
     raise SystemExit(f"{error}: {install}") from error
 
-args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(args.seed)
+gamma, lmbda, entropy = 0.99, 0.95, 0.01  # Of rewards, advantages, and the bonus.
 
 
 def assign(seed, agents):
@@ -83,11 +81,11 @@ def estimate(data, critic):
     next_data = data["next", group]
     value = data[group, "state_value"]
     next_value = next_data["state_value"] * ~next_data["terminated"]
-    error = next_data["reward"] + args.gamma * next_value - value
+    error = next_data["reward"] + gamma * next_value - value
     advantage = torch.zeros_like(error)
     last = torch.zeros_like(error[:, 0])
     for t in reversed(range(error.shape[1])):
-        last = error[:, t] + args.gamma * args.lmbda * last * ~next_data["done"][:, t]
+        last = error[:, t] + gamma * lmbda * last * ~next_data["done"][:, t]
         advantage[:, t] = last
     data[group, "target"] = advantage + value
     data[group, "advantage"] = advantage
@@ -104,7 +102,7 @@ def loss_of(minibatch, name):
     gain = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
     value = critics[name](minibatch)[group, "state_value"][rows]
     error = value - minibatch[group, "target"][rows]
-    bonus = args.entropy * dist.entropy()[rows].mean()
+    bonus = entropy * dist.entropy()[rows].mean()
     return 0.5 * error.square().mean() - gain - bonus
 
 
@@ -141,24 +139,19 @@ parts = {
     "rows": rows,
     "window": window,
 } | {f"optimizer of {name}": optimizers[name] for name in names}
-with (
-    MultiSyncCollector(
-        make_env,
-        policies=policies,
-        assign=assign,
-        frames_per_batch=args.batch,
-        total_frames=args.frames,
-        num_workers=args.workers,
-        envs_per_worker=args.envs,
-        max_frames_per_traj=args.limit,
-        seed=args.seed,
-    ) as collector,
-    Checkpoint(
-        args.out, parts | {"collector": collector}, resume=args.resume
-    ) as checkpoint,
-):
-    n_batches = collector.stats()["batches"]
-    for number, batch in enumerate(collector, n_batches + 1):
+parts["collector"] = collector = MultiSyncCollector(
+    make_env,
+    policies=policies,
+    assign=assign,
+    frames_per_batch=args.batch,
+    total_frames=args.frames,
+    num_workers=args.workers,
+    envs_per_worker=args.envs,
+    max_frames_per_traj=args.limit,
+    seed=args.seed,
+)
+with collector, Checkpoint(args.out, parts, resume=args.resume) as checkpoint:
+    for number, batch in enumerate(collector, collector.stats()["batches"] + 1):
         window.append([train(collector.policy.batch_of(batch, n), n) for n in names])
         collector.update_policy_weights_()
         if number % args.every == 0 or collector.frames >= args.frames:
@@ -167,18 +160,10 @@ with (
             rows.append((collector.frames, *means, random_mean))
             pairs = zip(names, means, strict=True)
             shown = "  ".join(f"{name} {mean:6.4f}" for name, mean in pairs)
-            checkpoint.print(
-                f"{collector.frames:>9,} frames, reward per frame: {shown}"
-            )
+            frames = f"{collector.frames:>9,} frames"
+            checkpoint.print(f"{frames}, reward per frame: {shown}")
             write_table(args.out, [("frames", *names, "random"), *rows])
         checkpoint.batch_done()
 
 for name, policy in policies.items():
     save_policy(args.out / f"{name}.pt", policy, description, **network)
-
-frames, *curves = zip(*rows, strict=True)
-for name, curve in zip([*names, "random"], curves, strict=True):
-    plt.plot(frames, curve, label=name)
-plt.gca().set(xlabel="frames", ylabel="reward per frame")
-plt.legend()
-plt.savefig(args.out / "returns.png", dpi=100)

@@ -119,8 +119,7 @@ parts = {
     "collector": collector,
 }
 with collector, Checkpoint(args.out, parts, resume=args.resume) as checkpoint:
-    n_batches = collector.stats()["batches"]
-    for number, batch in enumerate(collector, n_batches + 1):
+    for number, batch in enumerate(collector, collector.stats()["batches"] + 1):
         flat = batch.reshape(-1)
         buffer.extend(
             TensorDict(
@@ -150,10 +149,9 @@ with collector, Checkpoint(args.out, parts, resume=args.resume) as checkpoint:
                 policy, make_env, episodes=args.games, num_workers=1, seeds=1
             )
             rows.append((collector.frames, games.mean_team_return))
-            checkpoint.print(
-                f"{collector.frames:>9,} frames, return of the team "
-                f"{rows[-1][1]:7.2f}, loss {loss.item():.4f}"
-            )
+            frames = f"{collector.frames:>9,} frames"
+            shown = f"return of the team {rows[-1][1]:7.2f}, loss {loss.item():.4f}"
+            checkpoint.print(f"{frames}, {shown}")
             write_table(args.out, [("frames", "return_team"), *rows])
         checkpoint.batch_done()
 

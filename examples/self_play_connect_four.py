@@ -30,8 +30,6 @@ parser.add_argument("--batch", type=int, default=4_000, help="frames per batch")
 parser.add_argument("--minibatch", type=int, default=250, help="pairs of moves")
 parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--lr", type=float, default=1e-3)
-parser.add_argument("--gamma", type=float, default=0.92)
-parser.add_argument("--entropy", type=float, default=0.01)
 parser.add_argument("--keep", type=int, default=2, help="batches between past versions")
 parser.add_argument("--evaluate", type=int, default=25, help="batches in between")
 parser.add_argument("--games", type=int, default=400, help="per evaluation")
@@ -49,13 +47,13 @@ except ImportError as error:
 
 torch.manual_seed(args.seed)
 random.seed(args.seed)
+gamma, lmbda = 0.92, 0.95  # Of the rewards and of the advantages.
 torch.set_num_threads(1)  # Small networks are no faster with more threads.
 
 
 def assign(seed, agents):
     """Return the policy of each seat: half of the games are against random actions."""
-    opponent = ("main", "rival", "random", "random")[seed // 2 % 4]
-    return versus(seed, agents, opponent)
+    return versus(seed, agents, ("main", "rival", "random", "random")[seed // 2 % 4])
 
 
 def versus(seed, agents, opponent="rival"):
@@ -94,9 +92,9 @@ def estimate(data):
     outcome_known = torch.zeros_like(acts[:, 0])
     for t in reversed(range(value.shape[1])):
         outcome_known = outcome_known | done[:, t]
-        ahead = reward[:, t] + args.gamma * torch.where(done[:, t], 0.0, ahead)
-        later = args.gamma * torch.where(done[:, t], 0.0, later)
-        advantage = torch.where(outcome_known, ahead + 0.95 * later - value[:, t], 0.0)
+        ahead = reward[:, t] + gamma * torch.where(done[:, t], 0.0, ahead)
+        later = gamma * torch.where(done[:, t], 0.0, later)
+        advantage = torch.where(outcome_known, ahead + lmbda * later - value[:, t], 0.0)
         data[group, "advantage"][:, t] = advantage
         data[group, "trained"][:, t] = acts[:, t] & outcome_known
         ahead = torch.where(acts[:, t], value[:, t], ahead)
@@ -130,10 +128,9 @@ def loss_of(minibatch):
     advantage = minibatch[group, "advantage"]
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-6)
     gain = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
-    error = (
-        critic(minibatch)[group, "state_value"].squeeze(-1) - minibatch[group, "target"]
-    )
-    bonus = args.entropy * dist.entropy().mean()
+    value = critic(minibatch)[group, "state_value"].squeeze(-1)
+    error = value - minibatch[group, "target"]
+    bonus = 0.01 * dist.entropy().mean()
     return 0.5 * error.square().mean() - gain - bonus
 
 
@@ -179,8 +176,7 @@ parts = {
     "collector": collector,
 }
 with collector, Checkpoint(args.out, parts, resume=args.resume) as checkpoint:
-    n_batches = collector.stats()["batches"]
-    for number, batch in enumerate(collector, n_batches + 1):
+    for number, batch in enumerate(collector, collector.stats()["batches"] + 1):
         data = collector.policy.batch_of(batch, "main").clone()
         estimate(data)
         moves = moves_of(data)
@@ -199,9 +195,8 @@ with collector, Checkpoint(args.out, parts, resume=args.resume) as checkpoint:
         if number % args.evaluate == 0 or collector.frames >= args.frames:
             rows.append((collector.frames, win_rate(None, number)))
             versions.append(copy.deepcopy(policy.state_dict()))
-            checkpoint.print(
-                "{:>9,} frames, {:.1%} won against random actions".format(*rows[-1])
-            )
+            text = "{:>9,} frames, {:.1%} won against random actions"
+            checkpoint.print(text.format(*rows[-1]))
             write_table(args.out, [("frames", "random"), *rows])
         checkpoint.batch_done()
 

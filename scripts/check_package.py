@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import tomllib
 import venv
@@ -39,88 +40,82 @@ print(marl_collect.__version__, home)
 """
 COUNTING = "workloads.counting:CountingEnv"
 
-_INFO = "marl-collect info {}"
-USES: dict[str, tuple[str, ...]] = {
-    "pettingzoo": (
-        _INFO.format("multiwalker_v9"),
-        _INFO.format("connect_four_v3"),
-        _INFO.format("pistonball_v6"),
-        _INFO.format("matrix/climbing"),
-    ),
-    "mpe": (_INFO.format("simple_spread_v3"),),
-    "magent2": (_INFO.format("battle_v4"),),
-    "atari": ("marl-collect envs atari",),
-    "meltingpot": (_INFO.format("meltingpot/coins"),),
-    "dmlab2d": (
-        "from marl_collect.envs.lab2d.provider import FAMILY; FAMILY.available_tasks()",
-        "import dmlab2d",
-    ),
-    "jaxmarl": (_INFO.format("jaxmarl/MPE_simple_spread_v3"),),
-    "lbforaging": (_INFO.format("lbforaging/Foraging-8x8-2p-3f-v3"),),
-    "openspiel": (_INFO.format("openspiel/kuhn_poker"),),
-    "mamujoco": (_INFO.format("mamujoco/Ant-4x2"),),
-    "overcooked": (_INFO.format("overcooked/cramped_room"),),
-    "rware": (_INFO.format("rware/rware-tiny-2ag-v2"),),
-    "vmas": (_INFO.format("vmas/navigation"),),
-    "ray": (
-        """
-from marl_collect.distributed import RayCollector
-from workloads.counting import CountingEnv
-with RayCollector(
-    CountingEnv, frames_per_batch=20, total_frames=20, ray_init_config={"num_cpus": 2}
-) as collector:
-    assert sum(batch.numel() for batch in collector) == 20
-""",
-    ),
-    "torchrl": (
-        """
-from marl_collect.interop.torchrl import to_torchrl
-from workloads.counting import CountingEnv
-assert to_torchrl(CountingEnv()).rollout(5).shape[-1] == 5
-""",
-    ),
-    "benchmarl": (
-        """
-from benchmarl.algorithms import MappoConfig
-from marl_collect.interop.benchmarl import Experiment
-print(Experiment, MappoConfig.get_from_yaml())
-""",
-    ),
+USES = {
+    "pettingzoo": """
+        marl-collect info multiwalker_v9
+        marl-collect info connect_four_v3
+        marl-collect info pistonball_v6
+        marl-collect info matrix/climbing
+    """,
+    "mpe": "marl-collect info simple_spread_v3",
+    "magent2": "marl-collect info battle_v4",
+    "atari": "marl-collect envs atari",
+    "meltingpot": "marl-collect info meltingpot/coins",
+    "dmlab2d": """
+        from marl_collect.envs.lab2d.provider import FAMILY
+        FAMILY.available_tasks()
+        import dmlab2d
+    """,
+    "jaxmarl": "marl-collect info jaxmarl/MPE_simple_spread_v3",
+    "lbforaging": "marl-collect info lbforaging/Foraging-8x8-2p-3f-v3",
+    "openspiel": "marl-collect info openspiel/kuhn_poker",
+    "mamujoco": "marl-collect info mamujoco/Ant-4x2",
+    "overcooked": "marl-collect info overcooked/cramped_room",
+    "rware": "marl-collect info rware/rware-tiny-2ag-v2",
+    "vmas": "marl-collect info vmas/navigation",
+    "ray": """
+        from marl_collect.distributed import RayCollector
+        from workloads.counting import CountingEnv
+        size = {"frames_per_batch": 20, "total_frames": 20}
+        ray = {"num_cpus": 2}
+        with RayCollector(CountingEnv, ray_init_config=ray, **size) as collector:
+            assert sum(batch.numel() for batch in collector) == 20
+    """,
+    "torchrl": """
+        from marl_collect.interop.torchrl import to_torchrl
+        from workloads.counting import CountingEnv
+        assert to_torchrl(CountingEnv()).rollout(5).shape[-1] == 5
+    """,
+    "benchmarl": """
+        from benchmarl.algorithms import MappoConfig
+        from marl_collect.interop.benchmarl import Experiment
+        print(Experiment, MappoConfig.get_from_yaml())
+    """,
     "compare": (
-        (
-            f"marl-collect compare {COUNTING} --setup ippo-local-shared --seeds 1 "
-            "--frames 200 --workers 1 --set frames_per_batch=100 "
-            "--set eval_interval=100 --set eval_episodes=2 --set final_episodes=2"
-        ),
+        f"marl-collect compare {COUNTING} --setup ippo-local-shared --seeds 1 "
+        "--frames 200 --workers 1 --set frames_per_batch=100 "
+        "--set eval_interval=100 --set eval_episodes=2 --set final_episodes=2"
     ),
-    "loggers": (
-        """
-from pathlib import Path
-from marl_collect.interop.loggers import RunLogger
-for name in ("csv", "tensorboard"):
-    with RunLogger(name, Path("run"), "seed_0", "task") as log:
-        log.add({"loss": 0.5}, 100)
-        log.write()
-""",
-    ),
-    "video": (
-        """
-import numpy as np
-from marl_collect import write_video
-for name in ("some.mp4", "some.gif"):
-    print(write_video(name, [np.zeros((32, 32, 3), np.uint8)] * 5, fps=5))
-""",
-    ),
-    "datasets": ("marl-collect inspect {data}",),
-    "minari": ("marl-collect export {data} --format minari --out x-v0",),
-    "vault": ("import tensorstore; from marl_collect.storage import import_vault",),
-    "cloud": ("import s3fs", "marl-collect copy {data} memory://store/data"),
-    "plot": ("marl-collect inspect {data} --plot histograms.png",),
-    "bench": ("import matplotlib, psutil, torchrl", _INFO.format("multiwalker_v9")),
-    "dev": ("import hypothesis, mkdocs, pytest, ruff",),
+    "loggers": """
+        from pathlib import Path
+        from marl_collect.interop.loggers import RunLogger
+        for name in ("csv", "tensorboard"):
+            with RunLogger(name, Path("run"), "seed_0", "task") as log:
+                log.add({"loss": 0.5}, 100)
+                log.write()
+    """,
+    "video": """
+        import numpy as np
+        from marl_collect import write_video
+        for name in ("some.mp4", "some.gif"):
+            print(write_video(name, [np.zeros((32, 32, 3), np.uint8)] * 5, fps=5))
+    """,
+    "datasets": "marl-collect inspect {data}",
+    "minari": "marl-collect export {data} --format minari --out x-v0",
+    "vault": "import tensorstore; from marl_collect.storage import import_vault",
+    "cloud": """
+        import s3fs
+        marl-collect copy {data} memory://store/data
+    """,
+    "plot": "marl-collect inspect {data} --plot histograms.png",
+    "bench": """
+        import matplotlib, psutil, torchrl
+        marl-collect info multiwalker_v9
+    """,
+    "dev": "import hypothesis, mkdocs, pytest, ruff",
 }
-"""What works with each extra alone: commands, or Python to run. ``{data}`` is a dataset
-that is collected before."""
+"""What works with each extra alone: lines with commands, others with Python to run.
+``{data}`` is a dataset that is collected before."""
 NOT_IN_ALL = ("benchmarl", "jaxmarl", "overcooked")
 OTHER_VERSIONS = {"benchmarl": ("tensordict", "torchrl")}
 """Packages of which an extra needs other versions than constraints.txt has."""
@@ -155,14 +150,10 @@ def build(folder: Path) -> tuple[Path, Path]:
         "from setuptools import build_meta as b; import sys; print(b.{}(sys.argv[1]))"
     )
     copy = folder / "checkout"
-    names = run("git", "ls-files", folder=ROOT).splitlines()
-    for name in names:  # Files that git does not track must not be needed.
-        source, target = ROOT / name, copy / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_symlink():
-            target.symlink_to(os.readlink(source))
-        elif source.is_file():
-            shutil.copy2(source, target)
+    # Files that git does not track must not be needed. The stash is not kept.
+    tree = run("git", "stash", "create", folder=ROOT).strip() or "HEAD"
+    run("git", "archive", "--output", folder / "checkout.tar", tree, folder=ROOT)
+    shutil.unpack_archive(folder / "checkout.tar", copy, filter="data")
     dist = folder / "dist"
     run(sys.executable, "-c", code.format("build_sdist"), dist, folder=copy)
     (sdist,) = dist.glob("*.tar.gz")
@@ -208,16 +199,17 @@ def check(archive: Path, extra: str, folder: Path) -> None:
             run(command, "--version", folder=used)
             run(command, "info", COUNTING, folder=used)
         names = USES.keys() - set(NOT_IN_ALL) if extra == "all" else {extra}
-        for use in (use for name in USES if name in names for use in USES[name]):
+        for use in (textwrap.dedent(USES[name]) for name in USES if name in names):
             if "{data}" in use and not data.exists():
                 amount = ["--frames", "100", "--policy", "random", "--quiet"]
                 run(command, "collect", COUNTING, *amount, "--out", data, folder=used)
-            if use.startswith("marl-collect "):
-                arguments = shlex.split(use.replace("{data}", str(data)))[1:]
-                run(command, *arguments, folder=used, **variables)
-            else:
-                (used / "use.py").write_text(use)  # Processes of Ray need a file.
-                run(python, "-P", "use.py", folder=used)
+            lines = use.replace("{data}", str(data)).splitlines()
+            commands = [line for line in lines if line.startswith("marl-collect ")]
+            code = "\n".join(line for line in lines if line not in commands)
+            (used / "use.py").write_text(code)  # Processes of Ray need a file.
+            run(python, "-P", "use.py", folder=used)
+            for line in commands:
+                run(command, *shlex.split(line)[1:], folder=used, **variables)
     finally:
         shutil.rmtree(environment)
 
@@ -231,9 +223,8 @@ def main() -> None:
     declared_extras = project["optional-dependencies"]
     unknown_extras = sorted(set(extras) - declared_extras.keys())
     if unknown_extras:
-        raise SystemExit(
-            f"There are no extras {unknown_extras}: expected {sorted(declared_extras)}."
-        )
+        expected = sorted(declared_extras)
+        raise SystemExit(f"There are no extras {unknown_extras}: expected {expected}.")
     failures = []
     with tempfile.TemporaryDirectory(prefix="check-package-") as temporary:
         folder = Path(temporary)

@@ -10,7 +10,6 @@ and says whether it passed.
 import argparse
 import os
 import re
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -72,13 +71,11 @@ def _agents(description: EnvDescription) -> str:
 
 def _by_group(description: EnvDescription, name: str) -> str:
     texts = {}
-    for group, group_description in description.groups.items():
-        text = _space(getattr(group_description, name))
-        if name == "action" and group_description.action_mask:
-            text += " masked"
-        texts[group] = text
+    for group, about in description.groups.items():
+        masked = " masked" if name == "action" and about.action_mask else ""
+        texts[group] = _space(getattr(about, name)) + masked
     if len(set(texts.values())) == 1:
-        return next(iter(texts.values()))
+        return texts.popitem()[1]
     return "; ".join(f"{group}: {text}" for group, text in texts.items())
 
 
@@ -102,28 +99,24 @@ def main() -> None:
     """Write the rows of the named families, or of all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("families", nargs="*")
-    arguments = parser.parse_args()
-    chosen_families = arguments.families
+    chosen_families = parser.parse_args().families
     warnings.simplefilter("ignore")
-    families: dict[str, list[str]] = {}
-    absent: dict[str, dict[str, list[str]]] = {}
-    for task, extra in available_tasks().items():
+    families: dict[str, tuple[list[str], dict[str, list[str]]]] = {}
+    for task, command in available_tasks().items():
         family = task.split("/")[0]
         if chosen_families and family not in chosen_families:
             continue
-        if extra:
-            absent.setdefault(family, {}).setdefault(extra, []).append(task)
-            families.setdefault(family, [])
-            continue
-        line = row(task)
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
-        families.setdefault(family, []).append(line)
-    for family, lines in families.items():
+        lines, absent = families.setdefault(family, ([], {}))
+        if command:  # That installs what the task needs.
+            absent.setdefault(command, []).append(task)
+        else:
+            lines.append(row(task))
+            print(lines[-1], flush=True)
+    for family, (lines, absent) in families.items():
         text = PAGE.read_text()
         begin, end = f"<!-- begin {family} -->\n", f"<!-- end {family} -->"
         table = _HEAD + "\n".join(lines) + "\n" if lines else ""
-        notes = [_note(*task_note) for task_note in absent.get(family, {}).items()]
+        notes = [_note(*task_note) for task_note in absent.items()]
         block = begin + "\n".join([table, *notes]) + end
         pattern = re.escape(begin) + ".*?" + re.escape(end)
         new_text, count = re.subn(pattern, lambda _, b=block: b, text, flags=re.S)  # type: ignore[misc]

@@ -11,7 +11,6 @@ versions to ``scripts/equality.json``. Add these versions to ``PROVEN``.
 import argparse
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from marl_collect.envs.pettingzoo.fast_path import (
     raw_environment,
     world_of,
 )
-from marl_collect.envs.pettingzoo.tasks import find_task
+from marl_collect.envs.pettingzoo.tasks import available_envs, find_task
 
 RESULTS = Path(__file__).with_suffix(".json")
 
@@ -43,18 +42,8 @@ TASKS: dict[str, list[dict[str, Any]]] = {
     "butterfly/cooperative_pong_v6": [{"max_cycles": 100}],
     "butterfly/knights_archers_zombies_v11": [{}, {"spawn_delay": 5, "max_cycles": 90}],
     "classic/rps_v2": [{}],
-    "mpe/collect_treasure_v1": _PARTICLES,
-    "mpe/simple_v3": _PARTICLES,
-    "mpe/simple_adversary_v3": _PARTICLES,
-    "mpe/simple_crypto_v3": _PARTICLES,
-    "mpe/simple_formation_v1": _PARTICLES,
-    "mpe/simple_line_v1": _PARTICLES,
-    "mpe/simple_push_v3": _PARTICLES,
-    "mpe/simple_reference_v3": _PARTICLES,
-    "mpe/simple_speaker_listener_v4": _PARTICLES,
+    **{t: _PARTICLES for t in available_envs() if t.startswith("mpe/")},
     "mpe/simple_spread_v3": [*_PARTICLES, {"N": 5, "terminate_on_success": True}],
-    "mpe/simple_tag_v3": _PARTICLES,
-    "mpe/simple_world_comm_v3": _PARTICLES,
 }
 """Task to the keywords with which it is tried: deaths and truncations among them."""
 
@@ -73,7 +62,6 @@ def prove(
     """Compare one task; return the record of what was compared."""
     total = Tally()
     module = ""
-    steps_per_world = -(-steps // (seeds * len(variants)))
     for keywords in variants:
         for seed in range(seeds):
             stock = find_task(task)(**keywords)
@@ -83,13 +71,9 @@ def prove(
             if raw is None or world is None:
                 raise SystemExit(f"{task} has no AEC-to-parallel conversion.")
             module = type(raw).__module__
-            spaces = {
-                agent: stock.action_space(agent) for agent in stock.possible_agents
-            }
-            tally = compare(
-                stock, world, spaces, steps=steps_per_world, seed=seed, with_state=False
-            )
-            total.update(tally)
+            spaces = {name: stock.action_space(name) for name in stock.possible_agents}
+            steps_per_seed = -(-steps // (seeds * len(variants)))
+            total.update(compare(stock, world, spaces, steps=steps_per_seed, seed=seed))
             stock.close()
             twin.close()
     return {
@@ -109,9 +93,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
     if unknown_tasks := set(arguments.tasks) - TASKS.keys():
-        parser.error(
-            f"no such task: {', '.join(unknown_tasks)}; one of {', '.join(TASKS)}"
-        )
+        names = ", ".join(TASKS)
+        parser.error(f"no such task: {', '.join(unknown_tasks)}; one of {names}")
     for task in arguments.tasks or TASKS:
         begin = time.perf_counter()
         record = prove(task, TASKS[task], arguments.steps, arguments.seeds)
@@ -123,8 +106,7 @@ def main() -> None:
         results.sort(key=lambda r: (r["task"], r["versions"]))
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         seconds = time.perf_counter() - begin
-        sys.stdout.write(f"{task}: equal, {record['found']}, {seconds:.0f} s\n")
-        sys.stdout.flush()
+        print(f"{task}: equal, {record['found']}, {seconds:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

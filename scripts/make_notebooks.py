@@ -8,6 +8,7 @@ cells only: tests/test_doc_examples.py runs the Python of the pages.
 import ast
 import contextlib
 import io
+import itertools
 import json
 import re
 import sys
@@ -34,12 +35,10 @@ def notebook(page: str, *, run: bool) -> str:
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     folder = Path("..") / Path(page).parent
     text = _LINK.sub(f"]({folder.as_posix()}/", text)
-    parts, at = [], 0
-    for match in _BLOCK.finditer(text):
-        parts += [("markdown", text[at : match.start()]), ("code", match[1])]
-        at = match.end()
-    parts.append(("markdown", text[at:]))
-    parts = [(kind, part.strip()) for kind, part in parts if part.strip()]
+    # What stands between the blocks of Python alternates with them.
+    kinds = itertools.cycle(("markdown", "code"))
+    parts = list(zip(kinds, map(str.strip, _BLOCK.split(text)), strict=False))
+    parts = [(kind, part) for kind, part in parts if part]
     codes = [part for kind, part in parts if kind == "code"]
     printed = iter(_run(codes) if run else _earlier(page, len(codes)))
     cells: list[dict[str, Any]] = []

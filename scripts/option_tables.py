@@ -66,12 +66,9 @@ def _written(match: re.Match[str]) -> str:
     if match["name"] is None:
         return f"{match[1]}\n{_by_subject()}\n\n{match[3]}"
     module, _, name = match["name"].rpartition(".")
-    declared_object = getattr(import_module(module), name)
-    table = (
-        _rejected(declared_object)
-        if isinstance(declared_object, Mapping)
-        else _options(declared_object)
-    )
+    declaration = getattr(import_module(module), name)
+    table_of = _rejected if isinstance(declaration, Mapping) else _options
+    table = table_of(declaration)
     return f"{match[1]}\n{table}\n\n{match[3]}"
 
 
@@ -89,10 +86,8 @@ def _by_subject() -> str:
     options_by_name = {option.name: option for option in declared(CollectorOptions)}
     subjects = {subject: names.split() for subject, names in SUBJECTS.items()}
     listed_names = {name for names in subjects.values() for name in names}
-    if listed_names - options_by_name.keys():
-        raise SystemExit(
-            f"There are no options {sorted(listed_names - options_by_name.keys())}."
-        )
+    if unknown_names := sorted(listed_names - options_by_name.keys()):
+        raise SystemExit(f"There are no options {unknown_names}.")
     unlisted = [name for name in options_by_name if name not in listed_names]
     sections = []
     for subject, names in (subjects | {"Further": unlisted}).items():
@@ -104,22 +99,16 @@ def _by_subject() -> str:
 
 
 def _line(option: Declared) -> str:
-    excluded = ", ".join(
-        f"`{collector_kind}`" for collector_kind in option.option.not_in
-    )
-    text = (
-        f"{option.option.help}. Not for {excluded}" if excluded else option.option.help
-    )
+    text = option.option.help
+    if excluded := ", ".join(f"`{collector}`" for collector in option.option.not_in):
+        text += f". Not for {excluded}"
     kind = "any" if option.kind is Any else type_words(option).replace("|", r"\|")
     return f"| `{option.name}` | {kind} | {_shown(option.default)} | {text} |"
 
 
 def _rejected(keywords: Mapping[str, RejectedKeyword]) -> str:
-    lines = ["| TorchRL | here |", "|---|---|"]
-    lines += [
-        f"| `{name}` | {rejected.advice} |" for name, rejected in keywords.items()
-    ]
-    return "\n".join(lines)
+    lines = [f"| `{name}` | {keyword.advice} |" for name, keyword in keywords.items()]
+    return "\n".join(["| TorchRL | here |", "|---|---|", *lines])
 
 
 def _shown(default: Any) -> str:

@@ -93,22 +93,14 @@ def page() -> str:
     """Return the text of the page."""
     sections = [_HEAD]
     for title, modules in SECTIONS.items():
-        lines = [
-            f"## {title}",
-            "",
-            "| name | what it is | import from |",
-            "|---|---|---|",
-        ]
+        head = "| name | what it is | import from |"
+        lines = [f"## {title}", "", head, "|---|---|---|"]
         for module, names in modules.items():
             source = import_module(module)
             for name in names.split():
                 what = getattr(source, name)
-                cells = (
-                    f"[`{name}`](../{_file(what, source)})",
-                    _line(what),
-                    f"`{module}`",
-                )
-                lines.append(f"| {' | '.join(cells)} |")
+                link = f"[`{name}`](../{_file(what, source)})"
+                lines.append(f"| {link} | {_line(what)} | `{module}` |")
         sections.append("\n".join([*lines, ""]))
     return "\n".join(sections)
 
@@ -126,19 +118,13 @@ def commands() -> str:
 
 def signatures() -> dict[str, str]:
     """Return the pages of the site that show signatures and docstrings, by path."""
-    return {
-        f"api/{title.lower().replace(' ', '_')}.md": "\n\n".join(
-            [
-                f"# Reference: {title.lower()}",
-                *(
-                    f"::: {module}.{name}"
-                    for module, names in modules.items()
-                    for name in names.split()
-                ),
-            ]
-        )
-        for title, modules in SECTIONS.items()
-    }
+    pages = {}
+    for title, modules in SECTIONS.items():
+        lines = [f"# Reference: {title.lower()}"]
+        for module, names in modules.items():
+            lines += [f"::: {module}.{name}" for name in names.split()]
+        pages[f"api/{title.lower().replace(' ', '_')}.md"] = "\n\n".join(lines)
+    return pages
 
 
 def on_site(text: str) -> str:

@@ -12,13 +12,7 @@ before others), ``terminations`` and ``truncations`` of agents."""
 
 
 def compare(
-    expected: Any,
-    actual: Any,
-    spaces: Mapping[Any, Any],
-    *,
-    steps: int,
-    seed: int,
-    with_state: bool,
+    expected: Any, actual: Any, spaces: Mapping[Any, Any], *, steps: int, seed: int
 ) -> Tally:
     """Step both with the same random actions and compare everything that they return.
 
@@ -29,7 +23,6 @@ def compare(
         spaces: action space of each possible agent.
         steps: number of steps.
         seed: of resets and actions.
-        with_state: whether to compare ``state()`` too.
 
     Raises:
         AssertionError: if they differ; names seed, step, agent and both values.
@@ -37,47 +30,39 @@ def compare(
     tally = Tally(steps=0, episodes=0, deaths=0, terminations=0, truncations=0)
     for index, space in enumerate(spaces.values()):
         space.seed(seed * 1000 + index)
-    episode_seed = seed
-    _same("reset", expected.reset(seed=seed), actual.reset(seed=seed))
     for step in range(steps):
         location = f"seed {seed}, step {step}"
-        if not expected.agents:
-            tally["episodes"] += 1
-            episode_seed += 1
-            resets = expected.reset(seed=episode_seed), actual.reset(seed=episode_seed)
-            _same(f"{location}, reset", *resets)
+        if step == 0 or not expected.agents:
+            tally["episodes"] += step > 0
+            episode_seed = seed + tally["episodes"]
+            resets = (env.reset(seed=episode_seed) for env in (expected, actual))
+            _same(f"{location}, reset", ("observation", "info"), *resets)
         _equal(f"{location}, agents", list(expected.agents), list(actual.agents))
         actions = {agent: spaces[agent].sample() for agent in expected.agents}
         # An environment may keep or modify its actions, so each gets a copy.
         copies = {agent: np.copy(action)[()] for agent, action in actions.items()}
-        expected_result, actual_result = expected.step(actions), actual.step(copies)
-        _same(location, expected_result, actual_result)
-        if with_state:
-            _identical(f"{location}, state", expected.state(), actual.state())
+        result = expected.step(actions)
+        names = ("observation", "reward", "termination", "truncation", "info")
+        _same(location, names, result, actual.step(copies))
+        terminations, truncations = result[2], result[3]
+        ended_agents = [
+            a for a in terminations if terminations[a] or truncations.get(a)
+        ]
         tally["steps"] += 1
-        _count(tally, expected_result, expected.agents)
+        tally["terminations"] += sum(bool(flag) for flag in terminations.values())
+        tally["truncations"] += sum(bool(flag) for flag in truncations.values())
+        tally["deaths"] += len(ended_agents) if expected.agents else 0
     return tally
 
 
-def _count(
-    tally: Tally, result: Sequence[dict[Any, Any]], agents_left: list[Any]
-) -> None:
-    terminations, truncations = result[2], result[3]
-    ended_agents = [a for a in terminations if terminations[a] or truncations.get(a)]
-    tally["terminations"] += sum(bool(flag) for flag in terminations.values())
-    tally["truncations"] += sum(bool(flag) for flag in truncations.values())
-    tally["deaths"] += len(ended_agents) if agents_left else 0
-
-
 def _same(
-    location: str, expected_result: Sequence[Any], actual_result: Sequence[Any]
+    location: str,
+    names: Sequence[str],
+    expected_result: Sequence[dict[Any, Any]],
+    actual_result: Sequence[dict[Any, Any]],
 ) -> None:
-    names = ["observation", "reward", "termination", "truncation", "info"]
-    if len(expected_result) == 2:
-        names = ["observation", "info"]
-    for name, expected, actual in zip(
-        names, expected_result, actual_result, strict=True
-    ):
+    results = zip(names, expected_result, actual_result, strict=True)
+    for name, expected, actual in results:
         for agent in expected:
             if agent not in actual:
                 raise AssertionError(f"{location}: no {name} of {agent}")
@@ -91,13 +76,9 @@ def _identical(location: str, expected: Any, actual: Any) -> None:
         for key in expected:
             _identical(f"{location}/{key}", expected[key], actual[key])
         return
-    expected_array = np.asarray(expected)
-    actual_array = np.asarray(actual)
-    if (
-        expected_array.shape != actual_array.shape
-        or expected_array.tobytes()
-        != actual_array.astype(expected_array.dtype).tobytes()
-    ):
+    array, other_array = np.asarray(expected), np.asarray(actual)
+    _equal(location, array.shape, other_array.shape)
+    if array.tobytes() != other_array.astype(array.dtype).tobytes():
         raise AssertionError(f"{location}: expected {expected!r}, found {actual!r}")
 
 

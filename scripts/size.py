@@ -9,8 +9,9 @@ Code lines hold code: they are not blank, and not only a comment or a docstring.
 import argparse
 import ast
 import io
+import shutil
 import subprocess
-import tarfile
+import tempfile
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -48,22 +49,16 @@ def size(text: str) -> Size:
     return 1, classes, len(lines)
 
 
-def committed(commit: str) -> Iterable[tuple[PurePath, str]]:
-    """Read the package's files of a commit."""
-    command = ["git", "archive", commit, *FOLDERS]
-    tar = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
-    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
-        for member in archive:
-            file = archive.extractfile(member) if member.isreg() else None
-            if file is not None and member.name.endswith(".py"):
-                yield PurePath(member.name), file.read().decode()
-
-
-def in_tree() -> Iterable[tuple[PurePath, str]]:
-    """Read the package's files as they are now."""
-    for folder in FOLDERS:
-        for path in (ROOT / folder).rglob("*.py"):
-            yield path.relative_to(ROOT), path.read_text(encoding="utf-8")
+def read(commit: str | None) -> Iterable[tuple[PurePath, str]]:
+    """Read the package's files of a commit, or as they are now."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = ROOT if commit is None else Path(folder)
+        if commit is not None:
+            command = ["git", "archive", "--output", f"{folder}/files.tar", commit]
+            subprocess.run([*command, *FOLDERS], cwd=ROOT, check=True)
+            shutil.unpack_archive(f"{folder}/files.tar", folder, filter="data")
+        for path in (p for name in FOLDERS for p in (root / name).rglob("*.py")):
+            yield path.relative_to(root), path.read_text(encoding="utf-8")
 
 
 def by_room(files: Iterable[tuple[PurePath, str]]) -> dict[str, Size]:
@@ -84,8 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table in Markdown."""
     parser = argparse.ArgumentParser(description="Print the size of the package.")
     parser.add_argument("commits", nargs="*", help="default: the working tree")
-    commits = parser.parse_args(arguments).commits
-    columns = [by_room(committed(c)) for c in commits] or [by_room(in_tree())]
+    commits = parser.parse_args(arguments).commits or [None]
+    columns = [by_room(read(commit)) for commit in commits]
     totals = ["engine", "package"]
     rooms = sorted({row for column in columns for row in column} - {*totals})
     print("| room |" + " files | classes | code lines |" * len(columns))

@@ -12,9 +12,9 @@ from support.zoo import Script, ScriptedEnv
 from workloads.free import FreeEnv
 
 
-def compared(env: Any, other_env: Any, *, with_state: bool = True) -> Any:
+def compared(env: Any, other_env: Any) -> Any:
     spaces = {agent: env.action_space(agent) for agent in env.possible_agents}
-    return compare(env, other_env, spaces, steps=25, seed=0, with_state=with_state)
+    return compare(env, other_env, spaces, steps=25, seed=0)
 
 
 def test_equal_environments_pass_and_events_are_counted() -> None:
@@ -54,4 +54,4 @@ def test_a_reward_of_minus_zero_differs_from_zero() -> None:
     zeros._rewards = dict.fromkeys(zeros.possible_agents, 0.0)
     minus_zeros._rewards = dict.fromkeys(minus_zeros.possible_agents, -0.0)
     with pytest.raises(AssertionError, match="step 0, reward of agent_0"):
-        compared(zeros, minus_zeros, with_state=False)
+        compared(zeros, minus_zeros)

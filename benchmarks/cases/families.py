@@ -90,7 +90,6 @@ class Lists(Stock):
 
     @override
     def begin(self, seed: int) -> None:
-        """Begin an episode."""
         self._observed, _ = self._env.reset(seed=seed)
 
     @override
@@ -159,7 +158,6 @@ class Parallel(Stock):
 
     @override
     def begin(self, seed: int) -> None:
-        """Begin an episode."""
         self._observed, _ = self._env.reset(seed=seed)
 
     @override
@@ -212,7 +210,6 @@ class Turns(Stock):
 
     @override
     def begin(self, seed: int) -> None:
-        """Begin an episode."""
         self._env.reset(seed=seed)
         self._look()
 
@@ -286,7 +283,6 @@ class Lab(Stock):
 
     @override
     def begin(self, seed: int) -> None:
-        """Begin an episode."""
         del seed  # Their resets take none.
         self._step = self._env.reset()
 

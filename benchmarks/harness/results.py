@@ -1,11 +1,12 @@
 """The run's JSON: written after every experiment, so that nothing measured is lost."""
 
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any, final
+
+from marl_collect.files.atomic import write_atomically
 
 FORMAT = 1
 
@@ -43,10 +44,7 @@ class Results:
 
     def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_suffix(".part")
-        text = impersonal(json.dumps(self.data, indent=1))
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, self.path)
+        write_atomically(self.path, impersonal(json.dumps(self.data, indent=1)))
 
 
 def impersonal(text: str) -> str:

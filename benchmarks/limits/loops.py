@@ -21,15 +21,12 @@ class Loop(Protocol):
     @property
     def over(self) -> bool:
         """Whether the next call must be ``reset``."""
-        ...
 
     def reset(self, seed: int) -> None:
         """Begin an episode."""
-        ...
 
     def step(self, number: int) -> None:
         """Step with the joint action of this number, or with the policy's."""
-        ...
 
 
 class OurLoop:

@@ -8,6 +8,14 @@ from numpy.typing import NDArray
 from pettingzoo import ParallelEnv
 
 Array = NDArray[np.float32]
+Stepped = tuple[
+    dict[str, Array],
+    dict[str, float],
+    dict[str, bool],
+    dict[str, bool],
+    dict[str, dict[str, Any]],
+]
+"""Observations, rewards, terminations, truncations and infos, by agent."""
 
 
 class FreeEnv(ParallelEnv[str, Array, Array]):
@@ -57,16 +65,7 @@ class FreeEnv(ParallelEnv[str, Array, Array]):
         """Begin an episode."""
         return self._observations, self._infos
 
-    def step(
-        self,
-        actions: dict[str, Array],  # noqa: ARG002 - have no effect
-    ) -> tuple[
-        dict[str, Array],
-        dict[str, float],
-        dict[str, bool],
-        dict[str, bool],
-        dict[str, dict[str, Any]],
-    ]:
+    def step(self, actions: dict[str, Array]) -> Stepped:  # noqa: ARG002 - no effect
         """Return the constants."""
         return self._observations, self._rewards, self._no, self._no, self._infos
 

@@ -20,10 +20,9 @@ from typing import Any, Literal, final
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 from pettingzoo import ParallelEnv
 
-Array = NDArray[np.float32]
+from workloads.free import Array, Stepped
 
 
 @final
@@ -85,15 +84,7 @@ class PairEnv(ParallelEnv[str, Array, Any]):
         }
         return observations, {name: {} for name in self.agents}
 
-    def step(
-        self, actions: dict[str, Any]
-    ) -> tuple[
-        dict[str, Array],
-        dict[str, float],
-        dict[str, bool],
-        dict[str, bool],
-        dict[str, dict[str, Any]],
-    ]:
+    def step(self, actions: dict[str, Any]) -> Stepped:
         """Return rewards and end the episode."""
         names = self.possible_agents
         # The squared error of a wrong action out of two is 1.

@@ -63,7 +63,7 @@ def test_the_data_equal_those_of_pettingzoo(
     world = world_of(twin)
     assert world is not None
     spaces = {agent: stock.action_space(agent) for agent in stock.possible_agents}
-    tally = compare(stock, world, spaces, steps=steps, seed=0, with_state=False)
+    tally = compare(stock, world, spaces, steps=steps, seed=0)
     assert tally["steps"] == steps
     stock.close()
     twin.close()
