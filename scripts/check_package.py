@@ -40,7 +40,7 @@ print(marl_collect.__version__, home)
 """
 COUNTING = "workloads.counting:CountingEnv"
 
-USES = {
+USES: dict[str, str] = {
     "pettingzoo": """
         marl-collect info multiwalker_v9
         marl-collect info connect_four_v3
