@@ -42,6 +42,11 @@ def test_nested_trajectories_may_be_jagged(batch: Any) -> None:
     assert [len(row) for row in observation.unbind()] == lengths.tolist()
 
 
+def test_padding_is_no_trajectory(batch: Any) -> None:
+    padded = split_trajectories(batch)
+    assert (split_trajectories(padded) == padded).all()
+
+
 def test_other_layouts_are_refused(batch: Any) -> None:
     with pytest.raises(ValueError, match=r"torch\.jagged"):
         split_trajectories(batch, as_nested=torch.sparse_coo)

@@ -281,12 +281,19 @@ def test_a_policy_that_cannot_be_copied_acts_itself_in_a_collector() -> None:
 def test_a_policy_that_cannot_be_pickled_supplies_weights_to_policies_of_a_factory(
     kind: Any,
 ) -> None:
+    class OtherOrder(Level):
+        def __init__(self) -> None:
+            super().__init__()
+            self.more = torch.nn.Parameter(torch.zeros(3))
+            self.level = self._parameters.pop("level")
+
     policy = wrapped(OneThread())
+    policy.module.more = torch.nn.Parameter(torch.ones(3))
     torch.nn.init.constant_(policy.module.level, 0.5)
     with kind(
         [CountingEnv] * 2,
         policy,
-        policy_factory=lambda: wrapped(Level()),
+        policy_factory=lambda: wrapped(OtherOrder()),
         frames_per_batch=10,
         max_staleness=None,
     ) as collector:
