@@ -177,8 +177,11 @@ def test_passed_weights_are_compared_too(kind: str) -> None:
         with pytest.raises(KeyError, match=r"missing \['module\.kept'\]"):
             collector.update_policy_weights_(good)
         assert action(collector) == 0.0
-        arrays = {name: t.detach().numpy().copy() for name, t in weights.items()}
+        arrays: dict[str, Any] = {
+            name: t.detach().numpy().copy() for name, t in weights.items()
+        }
         arrays["module.level"] = np.float32(3.0)
+        arrays["module.layer._extra_state"] = {"of": "get_extra_state()"}
         collector.update_policy_weights_(arrays)
         assert action(collector) == 3.0
 
