@@ -284,8 +284,9 @@ def test_a_policy_that_cannot_be_pickled_supplies_weights_to_policies_of_a_facto
     class OtherOrder(Level):
         def __init__(self) -> None:
             super().__init__()
+            del self.level
             self.more = torch.nn.Parameter(torch.zeros(3))
-            self.level = self._parameters.pop("level")
+            self.level = torch.nn.Parameter(torch.zeros(()))
 
     policy = wrapped(OneThread())
     policy.module.more = torch.nn.Parameter(torch.ones(3))
