@@ -16,11 +16,9 @@ from marl_collect import (
     EnvDescription,
     GroupDescription,
     Step,
-    evaluate,
 )
 from marl_collect.core import batched
 from marl_collect.core.action_check import suspicion
-from marl_collect.models import make_policy
 
 K = 5
 
@@ -283,13 +281,3 @@ def test_only_some_worlds_begin_and_none_steps_alone() -> None:
         result["_step"] = torch.tensor([True, False, False])
         with pytest.raises(ValueError, match="steps all of its 3 worlds in one call"):
             env.rand_step(result)
-
-
-@pytest.mark.processes
-def test_evaluation_runs_in_worlds() -> None:
-    policy = make_policy(CountingEnv, num_cells=(16,))
-    seeds = list(range(8))
-    expected = evaluate(policy, CountingEnv, episodes=8, seeds=seeds)
-    evaluation = evaluate(policy, lambda: CountingWorlds(4), episodes=8, seeds=seeds)
-    assert evaluation.lengths == expected.lengths
-    assert evaluation.agent_returns == pytest.approx(expected.agent_returns)

@@ -1,15 +1,12 @@
 """Running episodes are restored by their seeds and actions."""
 
-import io
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from gymnasium import spaces
-from support.worlds import CountingWorlds
 from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiSyncCollector
@@ -22,49 +19,13 @@ from marl_collect.core.replay import (
     EpisodeActions,
     replay,
 )
-from marl_collect.parallel_env import ParallelEnv, SerialEnv
+from marl_collect.parallel_env import SerialEnv
 
 # Pickled by value: importing this file in a worker would import torch.
 
 
 def counting() -> Any:
     return CountingEnv(action_mask=True, state=True)
-
-
-KINDS: dict[str, Any] = {
-    "single": counting,
-    "serial": lambda: SerialEnv(3, counting),
-    "parallel": lambda: ParallelEnv(3, counting, num_processes=2),
-    # After 20 frames, the last world's replay begins when it has ended once already.
-    "worlds": lambda: CountingWorlds(
-        3, action_mask=True, state=True, deaths=False, min_length=3, max_length=12
-    ),
-}
-
-
-@pytest.mark.processes
-@pytest.mark.torchrl_defect("D4")
-@pytest.mark.parametrize(
-    ("kind", "other"), [*zip(KINDS, KINDS, strict=True), ("serial", "parallel")]
-)
-@pytest.mark.parametrize("frames", [1, 4, 20])
-def test_restored_environments_continue_exactly(
-    kind: str, other: str, frames: int
-) -> None:
-    """Also if the collector from which the state came moves on."""
-    size = 1 if kind == "single" else 3
-    keywords: Any = {"frames_per_batch": size * frames, "seed": 5}
-    with Collector(KINDS[kind], **keywords) as collector:
-        collector.next()
-        state = collector.state_dict()
-        expected = [collector.next().clone() for _ in range(-(-20 // frames))]
-        file = io.BytesIO()
-        torch.save(state, file)
-    with Collector(KINDS[other], **keywords) as resumed:
-        for loaded in (state, torch.load(io.BytesIO(file.getvalue()))):
-            resumed.load_state_dict(loaded)
-            for batch in expected:
-                assert (resumed.next() == batch).all()
 
 
 def test_replay_restores_the_frame_of_each_environment() -> None:

@@ -8,22 +8,6 @@ from workloads.counting import CountingEnv
 from marl_collect.parallel_env import SerialEnv
 
 
-def test_reset_step_and_flags() -> None:
-    with CountingEnv() as env:
-        env.set_seed(0)
-        root = env.reset()
-        assert root.batch_size == ()
-        assert root["hunter"].batch_size == (2,)
-        assert root["hunter", "observation"].shape == (2, 5)
-        out = env.rand_step(root)
-        assert out["next", "hunter", "reward"].shape == (2, 1)
-        assert ("hunter", "reward") not in out.keys(True)
-        before = root["hunter", "observation"].clone()
-        env.rand_step(env.reset())
-        assert torch.equal(root["hunter", "observation"], before), "changed later"
-    assert env.is_closed
-
-
 def test_rollout_stops_or_continues_at_the_end_of_an_episode() -> None:
     with CountingEnv() as env:
         short = env.rollout(100)

@@ -208,18 +208,6 @@ def test_a_level_without_player_prefixes_has_one_agent() -> None:
         assert rollout["next", "agents", "reward"].squeeze().tolist() != [0, 0, 0]
 
 
-def test_actions_count_from_zero_and_are_set_by_name(duel: Any) -> None:
-    with Lab2dEnv("duel", duel) as env:
-        assert env.description.groups["agents"].action == spaces.Discrete(3)
-        row = bound(env)
-        before = row["agents", "observation", "PLACE"].copy()
-        row["agents", "action"][...] = [0, 2]
-        env.step_row()
-        moved = row["agents", "observation", "PLACE"] - before
-        assert moved.reshape(-1).tolist() == pytest.approx([-1, 1])
-        assert row["agents", "reward"].reshape(-1).tolist() == [-1, 1]
-
-
 def test_actions_may_be_one_hot(duel: Any) -> None:
     with Lab2dEnv("duel", duel, categorical_actions=False) as env:
         row = bound(env)

@@ -132,69 +132,9 @@ def parameters(td: TensorDictBase) -> dict[str, Tensor]:
     }
 
 
-def permuted(description: EnvDescription, group: str, order: list[int]) -> Any:
-    td = observe(description, 5)
-    other = td.clone()
-    other[group] = td[group][:, order]
-    return td, other
-
-
 @pytest.fixture(scope="module")
 def description() -> EnvDescription:
     return CountingEnv().description
-
-
-def test_values_do_not_depend_on_the_order_of_others(
-    description: EnvDescription,
-) -> None:
-    critic = make_critic(description, **OPTIONS)
-    for group, info in description.groups.items():
-        order = list(range(info.n_agents))[::-1]
-        td, other = permuted(description, group, order)
-        critic(td)
-        critic(other)
-        for name in description.groups:
-            value = td[name, "state_value"]
-            expected = value[:, order] if name == group else value
-            torch.testing.assert_close(other[name, "state_value"], expected)
-            assert value.shape == (5, description.groups[name].n_agents, 1)
-
-
-@pytest.mark.parametrize("share_params", [True, False])
-def test_terminated_agents_are_not_attended_to(
-    description: EnvDescription, share_params: bool
-) -> None:
-    modules: list[nn.Module] = [
-        make(description, share_params=share_params, agent_ids=ids, **OPTIONS)
-        for make in (make_policy, make_critic)
-        for ids in (False, True)
-    ]
-    for module in modules:
-        for terminated in (False, True):
-            td = observe(description, 5)
-            group = next(g for g, i in description.groups.items() if i.n_agents > 1)
-            td[group, "terminated"][:, 1] = terminated
-            changed = td.clone()
-            changed[group, "observation"][:, 1] += 1
-            out, other = module(td), module(changed)
-            key = "state_value" if "state_value" in out[group].keys() else "logits"
-            rest = [i for i in range(description.groups[group].n_agents) if i != 1]
-            alike = torch.equal(out[group, key][:, rest], other[group, key][:, rest])
-            assert alike == terminated
-
-
-def test_a_critic_depends_on_the_agents_of_all_groups(
-    description: EnvDescription,
-) -> None:
-    critic = make_critic(description, **OPTIONS)
-    td = observe(description, 2)
-    critic(td)
-    for group in description.groups:
-        other = observe(description, 2)
-        other[group, "observation"] += 1
-        critic(other)
-        for name in description.groups:
-            assert not torch.equal(other[name, "state_value"], td[name, "state_value"])
 
 
 @pytest.mark.parametrize(

@@ -37,21 +37,6 @@ def batch(*shape: Any) -> Any:
     return TensorDict(groups, shape)
 
 
-@pytest.mark.parametrize("share_params", [False, True])
-def test_every_value_depends_on_every_group(share_params: bool) -> None:
-    critic = CrossGroupCritic(specs(), d_model=8, share_params=share_params)
-    td = batch(3, 2)
-    observations = [td[name, "observation"].requires_grad_() for name in SIZES]
-
-    out = critic(td)
-
-    for name, (n, _) in SIZES.items():
-        value = out[name, "state_value"]
-        assert value.shape == (3, 2, n, 1)
-        grads = torch.autograd.grad(value.sum(), observations, retain_graph=True)
-        assert all((grad != 0).all() for grad in grads)
-
-
 def test_encoders_of_detached_groups_get_no_gradient() -> None:
     critic = CrossGroupCritic(specs(), d_model=8, detach_groups=["wolf"])
 

@@ -1,6 +1,5 @@
 """The written gradient of a GRU equals that of autograd, to the second order."""
 
-import itertools
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from torch import Tensor
 
 from marl_collect.models import MultiAgentGRU
-from marl_collect.models.recurrent import networks
 from marl_collect.models.recurrent.gru import run_gru
 
 T, ROWS, UNITS, AGENTS = 4, 3, 2, 2
@@ -48,30 +46,6 @@ def trained(net: Any, x: Tensor, is_init: Tensor | None) -> list[Tensor]:
     loss = sum((out * torch.randn(out.shape)).sum() for out in outputs)
     assert isinstance(loss, Tensor)
     return [*outputs, *torch.autograd.grad(loss, tensors)]
-
-
-@pytest.mark.parametrize(
-    ("centralised", "share_params", "resets"),
-    itertools.product([False, True], repeat=3),
-)
-def test_a_network_learns_what_it_learns_step_by_step(
-    centralised: bool, share_params: bool, resets: bool, monkeypatch: Any
-) -> None:
-    net = MultiAgentGRU(
-        5, 6, 3, centralised=centralised, share_params=share_params, num_layers=2
-    )
-    x = torch.randn(4, 7, 3, 5, requires_grad=True)
-    is_init = torch.rand(4, 7, 1) > 0.7 if resets else None
-    ours = trained(net, x, is_init)
-    with torch.no_grad():
-        alone = net(x, is_init=is_init, sequence=True)
-    monkeypatch.setattr(networks, "run_gru", None)
-    with pytest.raises(TypeError):
-        trained(net, x, is_init)
-    monkeypatch.setattr(networks, "_is_plain_gru", lambda *_: False)
-    expected = trained(net, x, is_init)
-    torch.testing.assert_close(ours, expected)
-    torch.testing.assert_close(list(alone), expected[:2])
 
 
 def test_a_gradient_of_some_inputs_is_enough() -> None:

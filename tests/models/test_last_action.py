@@ -115,14 +115,6 @@ def test_rollouts_evaluations_and_saved_policies_hand_actions_on(
         save_policy(tmp_path / "other.pt", other, factory().description, **OPTIONS)
 
 
-def test_the_network_reads_the_last_action() -> None:
-    policy = small()
-    td = factory().reset()
-    first = policy(td.clone())
-    td["hunter", "last_action"] = torch.eye(4)[[1, 2]]
-    assert not torch.equal(policy(td)["hunter", "logits"], first["hunter", "logits"])
-
-
 def description_of(action: Any, *, one_hot: bool = False) -> EnvDescription:
     observation = spaces.Box(-1, 1, (3,))
     group = GroupDescription(

@@ -10,16 +10,6 @@ from marl_collect.models import QMixer, VDNMixer
 N = 4
 
 
-def test_qmix_is_monotonic_in_every_agents_value() -> None:
-    mixer = QMixer((3, 2), 8, N)
-    q = torch.randn(64, N, 1, requires_grad=True)
-
-    mixer(q, torch.randn(64, 3, 2)).sum().backward()
-
-    assert (q.grad >= 0).all()
-    assert (q.grad > 0).any()
-
-
 @pytest.mark.parametrize(
     ("mixer", "inputs", "message"),
     [

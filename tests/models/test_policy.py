@@ -134,15 +134,6 @@ def test_one_group_gives_an_actor_and_several_give_one_per_group() -> None:
     ).shape == (2, 2)
 
 
-@pytest.mark.parametrize("batch", [(), (2, 3)])
-def test_any_batch_dimensions(batch: Any) -> None:
-    description = describe("bounded", "multi")
-
-    out = make_policy(description)(observe(description, *batch))
-
-    assert out["bounded", "action"].shape == (*batch, 3, 2)
-
-
 class FixedScaleHead(ActionHead):
     """Standard deviations are parameters, not outputs of the network."""
 
@@ -205,9 +196,26 @@ def test_an_environment_in_place_of_its_description() -> None:
         make_policy(42)
 
 
+def test_a_centralised_memory_without_layers_before_it_sees_every_agent() -> None:
+    options: dict[str, Any] = {"num_cells": (), "num_layers": 2, "hidden_size": 6}
+    policy = make_policy(
+        describe("masked"), recurrent="gru", centralised=True, **options
+    )
+    frame = observe(describe("masked"), 1)
+    before = policy(frame.clone())
+    assert before["next", "masked", "recurrent_state"].shape == (1, 2, 2, 6)
+    frame["masked", "observation"][:, 1] += 1
+    after = policy(frame)
+    assert not torch.equal(
+        before["masked", "logits"][:, 0], after["masked", "logits"][:, 0]
+    )
+
+
 def test_unknown_options_and_spaces_are_errors() -> None:
     with pytest.raises(TypeError, match="wide"):
         make_policy(describe(), wide=True)
+    with pytest.raises(ValueError, match=r"one of \['gru', 'lstm'\], but is 'rnn'"):
+        make_policy(describe("multi"), recurrent="rnn")
     odd = GroupDescription(("a",), VECTOR, spaces.Dict({"x": VECTOR}))
     with pytest.raises(TypeError, match="no head for the action space Dict"):
         make_head(odd)

@@ -239,12 +239,23 @@ def test_set_recurrent_mode_ends_with_its_block() -> None:
 
 
 @pytest.mark.parametrize("kind", [MultiAgentGRU, MultiAgentLSTM])
-def test_a_module_tells_its_keys_and_the_shapes_of_its_state(kind: Any) -> None:
+def test_a_sequence_begins_with_the_state_that_single_steps_have_carried(
+    kind: Any,
+) -> None:
     module = RecurrentModule(build(kind, False, False), "walker")
-    out = module(frames((2,)))
     assert module.out_keys[0] == ("walker", "embedding")
+    steps: list[TensorDict] = []
+    for step in frames((2,), T).unbind(1):
+        if steps:
+            step.update({key: steps[-1]["next", *key] for key in module.state_keys})
+        steps.append(module(step))
     for key in module.state_keys:
-        assert out["next", *key].shape == (2, *module.state_shapes[key])
+        assert steps[-1]["next", *key].shape == (2, *module.state_shapes[key])
+    later = torch.stack(steps[3:], 1)
+    expected = later["walker", "embedding"].clone()
+    with set_recurrent_mode():
+        again = module(later)
+    torch.testing.assert_close(again["walker", "embedding"], expected)
 
 
 def test_errors_of_a_module_name_its_group_and_missing_keys() -> None:

@@ -208,29 +208,6 @@ def test_equal_rewards_become_zeros() -> None:
     assert moments.standardise(torch.full((2,), 7.0)).tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("name", ["ippo-local-shared", "iql-local-shared"])
-def test_a_reward_of_the_team_counts_once_per_frame(name: str) -> None:
-    """Frames in which many agents live would otherwise count more."""
-    factory: Any = CountingEnv if name.startswith("ippo") else ENV
-    options = TINY.with_settings({"standardise_rewards": True, "reward": "team"})
-    setup = Setup.parse(name)
-    learner: Any = learner_of(setup.algorithm)(
-        factory().description, setup, options, seed=0
-    )
-    with Collector(
-        factory, learner.policy, frames_per_batch=40, total_frames=40, seed=1
-    ) as collector:
-        batch = collector.next().clone()
-    groups = list(learner.description.groups)
-    assert any(batch[group, "done"].any() for group in groups)
-    every = torch.cat([batch["next", group, "reward"] for group in groups], -2)
-    team = every.mean(-2).double()
-    learner.update(batch, 0.5)
-    for group in groups:
-        expected = (team - team.mean()) / team.std(correction=0)
-        torch.testing.assert_close(learner._scaled(group, team), expected)
-
-
 @pytest.mark.parametrize("mask", [True, False])
 @pytest.mark.parametrize("name", ["ippo", "mappo", "iql", "vdn", "qmix"])
 def test_the_rewards_of_rivals_are_not_the_team_s(name: str, mask: bool) -> None:
