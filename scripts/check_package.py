@@ -19,7 +19,6 @@ import textwrap
 import time
 import tomllib
 import venv
-from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -217,27 +216,24 @@ def check(archive: Path, extra: str, folder: Path) -> None:
 def main() -> None:
     """Build and check."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("extras", nargs="*", help="extras to install, one at a time")
-    extras = parser.parse_args().extras
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared_extras = project["optional-dependencies"]
-    unknown_extras = sorted(set(extras) - declared_extras.keys())
-    if unknown_extras:
-        expected = sorted(declared_extras)
-        raise SystemExit(f"There are no extras {unknown_extras}: expected {expected}.")
+    choices = [[], *project["optional-dependencies"]]
+    text = "to install, one at a time"
+    parser.add_argument(
+        "extras", nargs="*", choices=choices, metavar="EXTRA", help=text
+    )
+    extras = parser.parse_args().extras
     failures = []
     with tempfile.TemporaryDirectory(prefix="check-package-") as temporary:
         folder = Path(temporary)
         sdist, wheel = build(folder)
-        checks = {a.name: partial(check, a, "", folder) for a in (sdist, wheel)}
-        for extra in extras:
-            checks[f"{wheel.name} [{extra}]"] = partial(check, wheel, extra, folder)
-        for number, (name, check_step) in enumerate(checks.items()):
-            begin = time.monotonic()
-            print(f"{number + 1} of {len(checks)}: {name}", flush=True)
-            state = "works"
+        checks = [(sdist, ""), (wheel, ""), *((wheel, extra) for extra in extras)]
+        for number, (archive, extra) in enumerate(checks, 1):
+            begin, state = time.monotonic(), "works"
+            name = f"{archive.name} [{extra}]" if extra else archive.name
+            print(f"{number} of {len(checks)}: {name}", flush=True)
             try:
-                check_step()
+                check(archive, extra, folder)
             except (SystemExit, subprocess.TimeoutExpired) as error:
                 state = "FAILED"
                 print(error, flush=True)

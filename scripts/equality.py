@@ -76,34 +76,33 @@ def prove(
             total.update(compare(stock, world, spaces, steps=steps_per_seed, seed=seed))
             stock.close()
             twin.close()
+    note = {"note": NOTES[task]} if task in NOTES else {}
     return {
+        "task": task,
         "module": module,
         "versions": list(installed_versions(module)),
         "arguments": variants,
         "seeds": seeds,
         "found": dict(total),
+        **note,
     }
 
 
 def main() -> None:
     """Compare the tasks that were named, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}")
+    parser.add_argument("tasks", nargs="*", choices=[[], *TASKS], metavar="TASK")
     parser.add_argument("--steps", type=int, default=10_000, help="of each task")
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
-    if unknown_tasks := set(arguments.tasks) - TASKS.keys():
-        names = ", ".join(TASKS)
-        parser.error(f"no such task: {', '.join(unknown_tasks)}; one of {names}")
     for task in arguments.tasks or TASKS:
         begin = time.perf_counter()
         record = prove(task, TASKS[task], arguments.steps, arguments.seeds)
-        records = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-        key = (task, record["versions"])
-        results = [r for r in records if (r["task"], r["versions"]) != key]
-        note = {"note": NOTES[task]} if task in NOTES else {}
-        results.append({"task": task, **record, **note})
-        results.sort(key=lambda r: (r["task"], r["versions"]))
+        records = {
+            (entry["task"], *entry["versions"]): entry
+            for entry in [*json.loads(RESULTS.read_text()), record]
+        }
+        results = [records[key] for key in sorted(records)]
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         seconds = time.perf_counter() - begin
         print(f"{task}: equal, {record['found']}, {seconds:.0f} s", flush=True)

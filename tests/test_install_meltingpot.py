@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def options(*, assets: Path | None = None, none: bool = False) -> argparse.Namespace:
-    return argparse.Namespace(assets=assets, no_assets=none, deadline=10.0)
+    return argparse.Namespace(assets=assets, no_assets=none)
 
 
 def write_archive(path: Path, *names: str) -> Path:
