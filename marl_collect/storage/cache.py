@@ -44,7 +44,7 @@ from marl_collect.storage.columns import (
     flat_rows,
     runs_of,
 )
-from marl_collect.storage.files import BatchFile, naming, read_schema, read_table
+from marl_collect.storage.files import BatchFile, naming, read_about, read_table
 
 _FORMAT: Final = 4
 _STATE: Final = "state.json"
@@ -253,7 +253,7 @@ def open_cache(
     function the files that the cache has. A FileNotFoundError is one of a file that has
     vanished; a writer may have joined it.
     """
-    columns = columns_of(read_schema(files[0].path))
+    columns, _ = read_about(files[0].path)
     dtype = _record(columns)
     state = CacheState.read(folder, dtype)
     if state.known(files) != len(files):

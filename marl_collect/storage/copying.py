@@ -14,13 +14,14 @@ from typing import Any, Final, Self, final
 from marl_collect.errors import DatasetError
 from marl_collect.files.atomic import named_if_full, sync, sync_folder
 from marl_collect.files.urls import url_of
-from marl_collect.storage.columns import columns_difference, columns_of, json_of
+from marl_collect.storage.columns import Column, columns_difference
 from marl_collect.storage.description import DatasetDescription, difference
 from marl_collect.storage.files import (
     BatchFile,
     arranged,
+    check_kind,
     check_target,
-    read_schema,
+    read_about,
     settled,
 )
 
@@ -83,8 +84,9 @@ def check_url(url: str, description: DatasetDescription) -> None:
     target = _Location.of(url, {})
     files = target.listed(check=False)[1]
     if files:
-        there = json_of(target.schema(files[0].path.name)).get("description")
-        _check(target, difference(there, description.to_json()))
+        _, there = target.about(files[0].path.name)
+        text = difference(there.get("description"), description.to_json())
+        check_kind(target.name, text)
 
 
 @final
@@ -139,10 +141,10 @@ class _Location:
         paths = (Path(self.root, name) for name in names if name != _CARD)
         return arranged(paths, self.name, check=check)
 
-    def schema(self, name: str) -> Any:
-        """Return the schema of a file of a dataset."""
+    def about(self, name: str) -> tuple[tuple[Column, ...], dict[str, Any]]:
+        """Return the columns of a file, and what its writer said about it."""
         with _named(self.name), self.store.open(self.path(name)) as file:
-            return read_schema(Path(self.name, name), file)
+            return read_about(Path(self.name, name), file)
 
 
 def _copy(origin: _Location, goal: _Location, *, check: bool) -> tuple[int, set[str]]:
@@ -160,10 +162,12 @@ def _copy(origin: _Location, goal: _Location, *, check: bool) -> tuple[int, set[
         likes = {file.path.name: lasts.get((file.run, file.last)) for file in files}
         try:
             if check and missing and before:
-                schemas = goal.schema(before[0].path.name), origin.schema(names[0])
-                there_is, here_is = (json_of(s).get("description") for s in schemas)
-                text = columns_difference(*map(columns_of, schemas))
-                _check(goal, difference(there_is, here_is) or text)
+                columns, there_is = goal.about(before[0].path.name)
+                new_columns, here_is = origin.about(names[0])
+                text = columns_difference(columns, new_columns)
+                what = "description"
+                text = difference(there_is.get(what), here_is.get(what)) or text
+                check_kind(goal.name, text)
             for name in missing:
                 _transfer(origin, goal, name, sizes[name], likes.get(name))
                 count += 1
@@ -176,14 +180,6 @@ def _copy(origin: _Location, goal: _Location, *, check: bool) -> tuple[int, set[
             with _named(goal.name), suppress(FileNotFoundError):
                 goal.store.rm_file(goal.path(name))
         return count, {*names, _CARD}
-
-
-def _check(goal: _Location, text: str) -> None:
-    if text:
-        raise ValueError(
-            f"{goal.name} holds a dataset of another kind: {text}. Copy to another "
-            "place."
-        )
 
 
 def _transfer(

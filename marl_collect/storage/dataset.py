@@ -14,7 +14,7 @@ from marl_collect.options import Option, require
 from marl_collect.programs import notebooks
 from marl_collect.storage.cache import Cache, cache_folder, open_cache, user_cache
 from marl_collect.storage.card import card
-from marl_collect.storage.columns import Column, json_of
+from marl_collect.storage.columns import Column
 from marl_collect.storage.copying import fetch
 from marl_collect.storage.description import (
     DatasetDescription,
@@ -26,7 +26,7 @@ from marl_collect.storage.files import (
     BatchFile,
     list_files,
     naming,
-    read_schema,
+    read_about,
 )
 from marl_collect.storage.frames import Transitions
 from marl_collect.storage.loading import Loadable
@@ -241,7 +241,7 @@ def _about(
     described = []
     for file in firsts.values():
         with naming(file.path):
-            about = json_of(read_schema(file.path))
+            _, about = read_about(file.path)
             described.append(RunDescription.from_json(about["run"]))
             says = about["description"]
             if expected is None:

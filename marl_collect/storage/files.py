@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from marl_collect.errors import DatasetError
 from marl_collect.files.atomic import named_if_full
 from marl_collect.storage.arrow import pa, pq
-from marl_collect.storage.columns import RUN, columns_of
+from marl_collect.storage.columns import RUN, Column, columns_of, json_of
 
 _NAME: Final = re.compile(
     r"(?P<run>[0-9]{8}-[0-9]{6}-[0-9]{6}-[0-9a-f]{8})\."
@@ -32,6 +32,7 @@ _ZSTD: Final = 3
 """Level of compression: 15 % smaller pictures than with 1, for the same time."""
 _PAGE_BYTES: Final = 2**22
 """Compressed as one: pictures of neighbouring frames resemble each other."""
+_CURE: Final = "restore it from a copy, or delete all files of its run"
 
 Listing = TypeVar("Listing")
 
@@ -192,42 +193,43 @@ def remove(name: str, folder: int) -> None:
 def read_table(file: Any, name: str | Path) -> pa.Table:
     """Read a path or an open file, and compare the checksums of its pages."""
     with (
-        _named_if_damaged(name),
+        naming(name),
         pq.ParquetFile(file, page_checksum_verification=True) as parquet,
     ):
         return parquet.read()
 
 
-def read_schema(path: Path, file: Any = None) -> pa.Schema:
-    """Read the schema of a file, which is open if it is not on this machine."""
-    with _named_if_damaged(path):
-        schema = pq.read_schema(file or path)
+def read_about(
+    path: Path, file: Any = None
+) -> tuple[tuple[Column, ...], dict[str, Any]]:
+    """Read the columns of a file and what its writer said about it.
+
+    ``file`` is open if it is not on this machine.
+    """
     with naming(path):
-        columns_of(schema)
-    return schema
+        schema = pq.read_schema(file or path)
+        return columns_of(schema), json_of(schema)
 
 
 @contextmanager
-def naming(path: str | Path, what: str = "a file of a dataset") -> Iterator[None]:
-    """Name the file in any error raised inside; an ``OSError`` already names it."""
-    try:
-        yield
-    except DatasetError as error:
-        raise DatasetError(f"{path}: {error}") from error
-    except OSError:
-        raise
-    except Exception as error:  # Building a space can raise anything.
-        raise DatasetError(f"{path} is not {what}: {error!r}.") from error
-
-
-@contextmanager
-def _named_if_damaged(name: str | Path) -> Iterator[None]:
+def naming(path: str | Path, cure: str = _CURE) -> Iterator[None]:
+    """Name the file in any error raised inside, and what to do if it is damaged."""
     try:
         yield
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, pa.ArrowException, MemoryError) as error:
+    except DatasetError as error:
+        raise DatasetError(f"{path}: {error}") from error
+    except Exception as error:  # Building a space can raise anything.
         raise DatasetError(
-            f"{name} cannot be read, or is damaged: {error}. If it is damaged, restore "
-            "it from a copy, or delete all files of its run."
+            f"{path} cannot be read, or is damaged: {type(error).__name__}: {error}. "
+            f"If it is damaged, {cure}."
         ) from error
+
+
+def check_kind(place: str | Path, text: str) -> None:
+    """Refuse to add to a dataset that differs as ``text`` says; empty if not."""
+    if text:
+        raise ValueError(
+            f"{place} holds a dataset of another kind: {text}. Choose another place."
+        )

@@ -40,6 +40,7 @@ _EXPECTED: Final = (
     "[B, T, N, size], rewards, terminals and truncations [B, T, N]; with or without "
     "infos.legals [B, T, N, actions] and infos.state [B, T, ...]"
 )
+_CURE: Final = "copy or download the whole folder of the vault again"
 _GROUP: Final = "agents"
 _CACHE: Final = 2**26
 """Bytes of decoded chunks that are kept, because a chunk spans several batches."""
@@ -145,7 +146,7 @@ class _Vault:
                 f"{folder} has no {_METADATA}, so it is not a vault: expected the "
                 f"folder NAME/UID that flashbax has written.{hint}"
             )
-        with naming(file, "the metadata of a vault"):
+        with naming(file, _CURE):
             self.metadata = json.loads(file.read_text(encoding="utf-8"))
             version = self.metadata["version"]
             if int(version) != 1:
@@ -276,7 +277,7 @@ def _describe(
     """Describe a vault: one group, and spaces that follow from the arrays."""
     folder = vault.folder.absolute()
     task = folder.parent.name.removesuffix(".vlt")
-    with naming(folder, "a vault whose arrays can be stored"):
+    with naming(folder, _CURE):
         group = GroupDescription(
             tuple(f"agent_{i}" for i in range(vault.agents)),
             _box(vault, "observations"),

@@ -18,8 +18,6 @@ from marl_collect.storage.columns import (
     Column,
     Rows,
     columns_difference,
-    columns_of,
-    json_of,
     rows_of,
     to_table,
 )
@@ -32,10 +30,11 @@ from marl_collect.storage.episodes import EndedEpisode, EpisodeTracker
 from marl_collect.storage.files import (
     PATTERN,
     arranged,
+    check_kind,
     check_target,
     file_name,
     new_run,
-    read_schema,
+    read_about,
     read_table,
     remove,
     write_table,
@@ -86,10 +85,9 @@ class Writer(Closing):
         self._about = {"description": description.to_json()}
         self._columns: tuple[Column, ...] = ()
         if files:
-            schema = read_schema(files[0].path)
-            self._columns = columns_of(schema)
-            there = json_of(schema).get("description")
-            self._check("batches do", difference(there, self._about["description"]))
+            self._columns, there = read_about(files[0].path)
+            text = difference(there.get("description"), self._about["description"])
+            check_kind(self.path, text)
         self._about["run"] = (run or RunDescription()).to_json()
         self._is_new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
@@ -140,7 +138,7 @@ class Writer(Closing):
     def write(self, rows: Rows, frame_index: NDArray[np.int32]) -> None:
         """Write frames, of which the number in their episode is known."""
         if self._columns:
-            self._check("batch does", columns_difference(self._columns, rows))
+            check_kind(self.path, columns_difference(self._columns, rows))
         table = to_table(rows, self.run, frame_index, self._about)
         try:
             is_small = table.nbytes < _SMALL_BYTES
@@ -221,11 +219,4 @@ class Writer(Closing):
             raise ClosedError(
                 f"The writer of {self.path} belongs to the process that opened it, and "
                 "this process is a fork of that one. Open a writer in it."
-            )
-
-    def _check(self, what: str, text: str) -> None:
-        if text:
-            raise ValueError(
-                f"The {what} not fit the dataset {self.path}: {text}. Write to another "
-                "folder."
             )

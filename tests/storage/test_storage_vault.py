@@ -56,40 +56,34 @@ def test_episodes_have_the_values_of_their_steps(tmp_path: Path) -> None:
     for (row, start, frames, terminated), episode in zip(
         expected, dataset.trajectories, strict=True
     ):
-        assert episode.shape == (frames,)
-        steps = slice(start, start + frames)
-        later = slice(start + 1, start + frames + (not terminated))
-        agents, after = episode["agents"], episode["next", "agents"]
-        legals = arrays["infos.legals"][row] != 0
-        for values, truth in (
-            (agents["observation"], arrays["observations"][row, steps]),
-            (agents["action"], arrays["actions"][row, steps]),
-            (after["reward"][..., 0], arrays["rewards"][row, steps]),
-            (episode["state"], arrays["infos.state"][row, steps]),
-            (agents["action_mask"], legals[steps]),
-            (after["action_mask"][:-1], legals[steps][1:]),
-        ):
-            assert np.array_equal(values, truth)
-        for values, name in (
-            (after["observation"], "observations"),
-            (episode["next", "state"], "infos.state"),
-        ):
-            truth = arrays[name][row, later]
-            if terminated:
-                truth = np.concatenate([truth, np.zeros_like(truth[:1])])
-            assert np.array_equal(values, truth)
-        assert after["action_mask"][-1].all()
-        assert agents["mask"].all()
-        end = [False] * (frames - 1) + [True]
-        never = [False] * frames
-        after_end = [end, end, never] if terminated else [end, never, end]
-        assert flags(episode["next"]) == after_end
-        assert flags(episode) == [never] * 3
-        assert flags(after) == [
-            [[x] * N for x in agent_flags] for agent_flags in after_end
-        ]
-        assert after["mask"].tolist() == [[not x] * N for x in end]
-        assert agents["action"].dtype == torch.int64
+        read = {name: values[row] for name, values in arrays.items()}
+        now, later = {}, {}
+        for name, values in read.items():
+            now[name] = values[start : start + frames]
+            later[name] = values[start + 1 : start + frames + (not terminated)]
+            if terminated:  # Zeros.
+                later[name] = np.append(later[name], values[:1] * 0, 0)
+        legals = np.append(now["infos.legals"] != 0, np.ones((1, N, 4), bool), 0)
+        end = np.arange(frames)[:, None] == frames - 1
+        ends = end, end & terminated, end & (not terminated)
+        truth: dict[Any, Any] = {
+            ("agents", "observation"): now["observations"],
+            ("agents", "action"): now["actions"],
+            ("agents", "action_mask"): legals[:-1],
+            ("agents", "mask"): np.ones((frames, N), bool),
+            "state": now["infos.state"],
+            ("next", "agents", "observation"): later["observations"],
+            ("next", "agents", "reward"): now["rewards"][..., None],
+            ("next", "agents", "action_mask"): legals[1:],
+            ("next", "agents", "mask"): ~end.repeat(N, 1),
+            ("next", "state"): later["infos.state"],
+        }
+        for name, values in zip(FLAGS, ends, strict=True):
+            truth |= {name: end & False, ("next", name): values}
+            truth["next", "agents", name] = values.repeat(N, 1)[..., None]
+        for key, values in truth.items():
+            assert np.array_equal(episode[key], values), key
+        assert episode["agents", "action"].dtype == torch.int64
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -180,7 +174,7 @@ def test_a_folder_without_metadata_is_an_error(tmp_path: Path) -> None:
         write_vault(tmp_path / "v" / uid, make_arrays(1, 2))
     check_error(tmp_path / "v", "no metadata.json", "Its folders Good, Poor have one.")
     (tmp_path / "v" / "Poor" / "metadata.json").write_text("{")
-    check_error(tmp_path / "v" / "Poor", "is not the metadata of a vault")
+    check_error(tmp_path / "v" / "Poor", "metadata.json cannot be read, or is damaged")
     old = write_vault(tmp_path / "v" / "old", make_arrays(1, 2), version=0.1)
     check_error(old, "the vault has version 0.1, but 1.x can be read")
 
