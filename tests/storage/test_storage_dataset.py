@@ -40,8 +40,9 @@ def path(dataset: Dataset, tmp_path: Path) -> Path:
     return shutil.copytree(dataset.name, tmp_path / "d", ignore=ignored)
 
 
-def check(dataset: Dataset) -> None:
-    """Compare the statistics with the frames and episodes themselves."""
+def test_statistics_equal_a_recomputation(path: Path) -> None:
+    add_run(path.parent / "more", 2)
+    dataset = open_dataset([path, path.parent / "more"])
     statistics, episodes = dataset.statistics, list(dataset.trajectories)
     frames = flatten(dataset.transitions[:])
     assert statistics.ranges == {
@@ -60,12 +61,6 @@ def check(dataset: Dataset) -> None:
         expected = values.mean(), values.std(), values.min(), values.max()
         assert summary is not None
         assert tuple(vars(summary).values()) == pytest.approx(expected)
-
-
-def test_statistics_equal_a_recomputation(path: Path) -> None:
-    check(open_dataset(path))
-    add_run(path.parent / "more", 2)
-    check(open_dataset([path, path.parent / "more"]))
 
 
 def test_the_card_shows_what_the_dataset_holds(path: Path) -> None:
@@ -92,17 +87,13 @@ def test_the_card_shows_what_the_dataset_holds(path: Path) -> None:
     assert "No episode is complete" not in card
 
 
-@pytest.mark.parametrize(
-    ("space", "text"),
-    [
+def test_every_space_has_a_short_text() -> None:
+    for space, text in (
         (spaces.Box(-1, 2, (3,)), "Box [3] float32 in [-1, 2]"),
-        (spaces.Box(0, 1, (2, 0), np.uint8), "Box [2, 0] uint8"),
-        (spaces.Dict(a=spaces.Box(0, 9, (0,))), "a: Box [0] float32"),
+        (spaces.Dict(a=spaces.Box(0, 1, (2, 0), np.uint8)), "a: Box [2, 0] uint8"),
         (spaces.MultiDiscrete([2, 3]), "MultiDiscrete([2 3])"),
-    ],
-)
-def test_every_space_has_a_short_text(space: spaces.Space[Any], text: str) -> None:
-    assert describe_space(space) == text
+    ):
+        assert describe_space(space) == text
 
 
 def test_several_folders_are_read_as_one(path: Path, tmp_path: Path) -> None:

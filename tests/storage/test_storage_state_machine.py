@@ -141,17 +141,23 @@ class Folder(RuleBasedStateMachine):
     @rule(writer=writers, frames=FRAMES, batches=st.integers(1, 3))
     def add(self, writer: Any, frames: int, batches: int) -> None:
         writer, stream = writer
-        for batch in stream.batches(batches, frames):
-            batch = batch[[*range(stream.n_envs)][::-1]]
-            before = [*self.ended(writer.run)]
+        for _ in range(batches):
+            batch = stream.batch(frames)[[*range(stream.n_envs)][::-1]]
+            before = self.ended(writer.run)
             ended = writer.add(batch)
             self.runs.setdefault(writer.run, []).extend(frames_of(batch))
             assert self.ended(writer.run) == before + ended
+            self.refuse(writer, stream)
+            if frames_of(batch)[-1]["next", "done"] == b"\1":
+                with pytest.raises(ValueError, match="continues|open a new Writer"):
+                    writer.add(batch)
 
-    @rule(writer=writers)
-    def refuse(self, writer: Any) -> None:
-        writer, _ = writer
+    def refuse(self, writer: Writer, stream: Stream) -> None:
+        """Add other keys, and episodes whose numbers have been."""
         batch = self.stream(1).batch(2)
+        if self.says_begin or stream.episode[0]:
+            with pytest.raises(ValueError, match="continues|open a new Writer"):
+                writer.add(batch)
         batch["more"] = batch["frame"]
         with pytest.raises(ValueError, match="more|continues|comes after"):
             writer.add(batch)

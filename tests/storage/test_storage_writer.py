@@ -39,7 +39,12 @@ from marl_collect.storage import (
     open_dataset,
     record,
 )
-from marl_collect.storage.recording import EpisodeWriter, RecordArguments, collect_into
+from marl_collect.storage.recording import (
+    EpisodeWriter,
+    RecordArguments,
+    collect_into,
+    describe_policy,
+)
 
 Batches = list[TensorDict]
 
@@ -130,29 +135,6 @@ def test_a_batch_that_is_refused_changes_nothing(
         assert writer.frames == 24
     write(tmp_path, data[2:])
     assert read(tmp_path) == frames_of(*data)
-
-
-@pytest.mark.parametrize(
-    ("batches", "keywords"),
-    [
-        (0, {"says_begin": True}),  # The second frame of episode 0 is never its first.
-        (8, {"says_begin": True}),
-        (8, {}),
-        (8, {"ragged": True}),
-    ],
-)
-def test_episodes_that_begin_again_are_refused(
-    tmp_path: Path, batches: int, keywords: dict[str, Any]
-) -> None:
-    stream = Stream(**keywords)
-    before = [stream.batch(1), *stream.batches(batches)]
-    assert not before[0]["next", "done"].all()
-    with Writer(tmp_path, ABOUT) as writer:
-        for batch in before:
-            writer.add(batch)
-        with pytest.raises(ValueError, match="open a new Writer"):
-            writer.add(Stream(1, **keywords).batch())
-        writer.add(stream.batch())  # Nothing has changed.
 
 
 def test_a_writer_that_added_nothing_leaves_no_folder(
@@ -289,23 +271,21 @@ def test_a_background_writer_that_failed_or_closed_accepts_no_batch(
 def test_the_description_has_the_policy_and_the_options(tmp_path: Path) -> None:
     policy = make_policy(CountingEnv)
     about: Any = {"task": "count", "env_kwargs": {"n": 2}, "max_frames_per_traj": 4}
-    dataset = record(tmp_path / "a", CountingEnv, policy, frames=40, seed=1, **about)
-    assert len(dataset) == 40
+    for seed in (1, None, None):
+        dataset = record(tmp_path, CountingEnv, policy, frames=40, seed=seed, **about)
+    assert len(dataset) == 120
     assert dataset.description.task == "count"
     assert dataset.description.env_kwargs == {"n": 2}
-    (run,) = dataset.runs
-    assert run.seed == 1
-    assert run.options["max_frames_per_traj"] == 4
-    assert run.policy["parameters"] == sum(p.numel() for p in policy.parameters())
-    record(tmp_path / "a", CountingEnv, policy, frames=40, **about)
+    assert dataset.runs[0].seed == 1
+    assert len({run.seed for run in dataset.runs}) == 3
+    assert dataset.runs[0].options["max_frames_per_traj"] == 4
+    described = describe_policy(policy)
+    assert [run.policy for run in dataset.runs] == [described] * 3
+    assert described["parameters"] == sum(p.numel() for p in policy.parameters())
     with torch.no_grad():
         next(policy.parameters()).add_(1)
-    runs = record(tmp_path / "a", CountingEnv, policy, frames=40, **about).runs
-    digests = [run.policy["sha256"] for run in runs]
-    assert digests[0] == digests[1] != digests[2]
-    assert len({run.seed for run in runs}) == 3
-    (run,) = record(tmp_path / "b", CountingEnv, episodes=1).runs
-    assert run.policy == {"kind": "random"}
+    assert describe_policy(policy)["sha256"] != described["sha256"]
+    assert describe_policy(None) == {"kind": "random"}
 
 
 RECORD_REFUSALS: Any = [
