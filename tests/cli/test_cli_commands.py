@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, evaluate, open_dataset, record
+from marl_collect.cli.histograms import episode_panels
 from marl_collect.cli.main import app
 from marl_collect.storage import DatasetDescription, RunDescription, Writer
 
@@ -151,6 +152,8 @@ def test_inspect_writes_histograms_to_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra plot")
     imread = pytest.importorskip("imageio.v3", reason="needs the extra video").imread
     record(tmp_path / "d", CountingEnv, episodes=20, seed=0)
+    (_, team), *groups, _ = episode_panels(open_dataset(tmp_path / "d").trajectories)
+    np.testing.assert_allclose(np.sum([values for _, values in groups], 0), team)
     picture = tmp_path / "x.png"
     code, text = run("inspect", str(tmp_path / "d"), "--plot", str(picture))
     assert code == 0, text

@@ -100,6 +100,20 @@ def test_random_frames_are_refused_if_the_policy_reshapes_an_observation() -> No
         collector.next()
 
 
+def test_random_frames_are_stored_as_numbers_of_the_policy() -> None:
+    image = ("hunter", "observation", "image")
+
+    def policy(td: TensorDictBase) -> None:
+        td[image] = td[image].float()
+        td["hunter", "action"] = td[image][..., 0, 0, 0].long() * 0
+
+    make_env = lambda: CountingEnv(n_prey=0, image=(2, 2, 1))  # noqa: E731
+    with Collector(
+        make_env, policy, frames_per_batch=8, init_random_frames=8
+    ) as collector:
+        assert collector.next()[image].dtype == torch.float32
+
+
 @pytest.mark.mounts
 def test_it_collects_where_proc_is_not_mounted() -> None:
     """As on other systems than Linux: its memory is ordinary memory."""

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,14 @@ def cut(content: bytes) -> Iterator[bytes]:
     """Yield the first bytes of the content."""
     for end in range(0, len(content), SECTOR // 2):
         yield content[:end]
+
+
+def test_a_policy_of_numbers_does_not_act_with_one_hot_actions(file: Path) -> None:
+    about = description()
+    groups = about.groups.items()
+    one_hot = {name: replace(g, categorical_actions=False) for name, g in groups}
+    with pytest.raises(ValueError, match="has a policy for another environment"):
+        load_policy(file, replace(about, groups=one_hot))
 
 
 @pytest.mark.parametrize("damage", [flipped, zeroed, cut])

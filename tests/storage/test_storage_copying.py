@@ -90,7 +90,7 @@ def test_a_copy_reads_like_the_original(
 ) -> None:
     url, options = location
     (local / "README.md").write_text("card")
-    assert copy(local, url, **options) == 7
+    assert [copy(local, url, **options) for _ in range(2)] == [7, 0]
     frames = read(local)
     dataset = opened(location)
     assert read(dataset) == frames

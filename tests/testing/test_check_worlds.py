@@ -67,6 +67,13 @@ class Observes(Walkers):
         return self.at + 20, self.at[..., None].astype(np.float32)
 
 
+class Signs(Walkers):
+    """May end as the next episode begins. Correct."""
+
+    def look(self) -> Any:
+        return np.sign(super().look())
+
+
 class BeginsAll(Walkers):
     def begin(self, which: Any, seeds: Any) -> Any:
         return super().begin(None, seeds)
@@ -191,6 +198,7 @@ class Raises(Walkers):
         partial(Walkers, 70),
         partial(Walkers, done_on_any=True),
         Observes,
+        partial(Signs, 20),
         partial(CountingWorlds, 3, action_mask=True, state=True, episode_reward=True),
         partial(CountingWorlds, 3, image=(4, 4, 3), done_on_any=True),
         partial(CountingWorlds, 3, resets_itself=True),
