@@ -245,6 +245,7 @@ def test_collectors_and_parallel_env_step_it() -> None:
     assert frames["next", "done"].sum() == 6
     lamps = frames["agents", "observation"]
     assert not torch.equal(lamps[0], lamps[1])
+    assert not torch.equal(lamps[:, 1], lamps[:, 2])  # Each step draws.
 
 
 def test_an_environment_without_repeats_is_not_seeded() -> None:
