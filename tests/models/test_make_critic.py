@@ -1,7 +1,6 @@
 """``make_critic`` reads every observation space; identities tell agents apart."""
 
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.models import (
     CrossGroupCritic,
     make_critic,
-    make_policy,
     set_recurrent_mode,
 )
 
@@ -89,26 +87,6 @@ def test_a_cross_group_critic_reads_the_only_vector_of_nested_observations() -> 
     assert isinstance(critic, CrossGroupCritic)
     values = critic(observe(description, 3))
     assert values["two", "state_value"].shape[-2:] == (1, 1)
-
-
-@pytest.mark.parametrize("recurrent", [None, "gru"])
-@pytest.mark.parametrize("build", [make_policy, make_critic])
-def test_identities_tell_agents_with_shared_weights_apart(
-    build: Any, recurrent: bool
-) -> None:
-    key = "logits" if build is make_policy else "state_value"
-    for agent_ids in (False, True):
-        module = build(BOTH, agent_ids=agent_ids, recurrent=recurrent, **SMALL)
-        td = observe(BOTH, 1)
-        for name in BOTH.groups:  # All agents of a group see the same.
-            for k, value in td[name].items(include_nested=True, leaves_only=True):
-                td[(name, *(k if isinstance(k, tuple) else (k,)))] = (
-                    value[:, :1].expand_as(value).clone()
-                )
-        module(td)
-        for name in BOTH.groups:
-            first, second = td[name, key][0, :2]
-            assert torch.allclose(first, second) is not agent_ids
 
 
 def test_states_of_critic_and_policy_do_not_share_a_key() -> None:

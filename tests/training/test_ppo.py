@@ -184,56 +184,6 @@ def test_the_learning_rate_decays_with_the_frames() -> None:
     assert metrics["lr"] == pytest.approx(0.025)
 
 
-@pytest.mark.parametrize("mask", [True, False])
-def test_all_decisions_of_one_of_several_policies_are_trained(mask: bool) -> None:
-    factory = partial(CountingEnv, n_prey=0, deaths=False, mask=mask)
-    learner = learner_of(factory)
-    with Collector(
-        factory,
-        policies={"main": learner.policy, "rival": None},
-        assign=lambda seed, agents: dict(zip(agents, ("main", "rival"), strict=True)),
-        frames_per_batch=60,
-        seed=0,
-    ) as collector:
-        batch = collector.next().clone()
-        main_batch = collector.policy.batch_of(batch, "main")
-    assert batch["next", "truncated"].any()
-    trained = learner.prepare(main_batch)["hunter", TRAINED]
-    assert trained[..., 0].all()
-    assert not trained[..., 1].any()
-    before = [parameter.clone() for parameter in learner.parameters()]
-    learner.update(main_batch, progress=0.0)
-    after = list(learner.parameters())
-    assert not all(map(torch.equal, before, after))
-
-
-@pytest.mark.parametrize("recurrent", [None, "gru"])
-def test_values_do_not_depend_on_the_pieces_they_are_computed_in(
-    recurrent: str | None,
-) -> None:
-    prepared = []
-    for frames in (7, 10_000):
-        settings: dict[str, Any] = {
-            "recurrent": recurrent,
-            "ppo.minibatch_frames": frames,
-            "ppo.sequence_frames": 10,
-        }
-        learner = learner_of(CountingEnv, "mappo-local-shared", **settings)
-        batch = batch_of(CountingEnv, learner)
-        sizes: list[int] = []
-        hook = learner.critic.register_forward_pre_hook(
-            lambda module, args, sizes=sizes: sizes.append(args[0].numel())
-        )
-        prepared.append(learner.prepare(batch))
-        hook.remove()
-        assert sum(sizes) == 2 * batch.numel()
-        assert max(sizes) == min(frames, batch.numel())
-    for group in describe(CountingEnv).groups:
-        values, other_values = (td[group, "state_value"] for td in prepared)
-        assert values.abs().sum() > 0
-        torch.testing.assert_close(values.flatten(), other_values.flatten())
-
-
 @pytest.mark.parametrize("recurrent", [None, "gru"])
 def test_pictures_of_few_frames_are_criticised_at_once(
     recurrent: str | None, monkeypatch: pytest.MonkeyPatch
