@@ -94,12 +94,6 @@ def test_rows_of_a_benchmark_have_different_names(name: str) -> None:
     assert len(set(names)) == len(names)
 
 
-def test_rows_are_selected_by_words() -> None:
-    cases = micro.find_cases("models", ["forward", "3 agents", "batch 32"])
-    assert len(cases) == 4
-    assert all(case.name.startswith("forward, ") for case in cases)
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("name", "words", "alternatives"),

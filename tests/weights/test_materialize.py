@@ -47,10 +47,7 @@ def same(module: nn.Module, other_module: nn.Module) -> bool:
     "factory",
     [
         stack,
-        lambda: nn.Linear(4, 2),
         lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ELU()),
-        lambda: nn.ModuleDict({"a": nn.GRUCell(3, 4), "b": nn.Embedding(5, 6)}),
-        lambda: nn.MultiheadAttention(8, 2),
         lambda: nn.TransformerEncoderLayer(8, 2, 16),
     ],
 )
@@ -304,22 +301,6 @@ def test_an_optimizer_created_before_materializing_raises_an_error() -> None:
     ready(torch.ones(2)).sum().backward()
     late.step()
     assert not torch.equal(ready.weight, before)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("share_params", [True, False])
-def test_torchrl_networks_are_materialized_too(share_params: bool) -> None:
-    modules = pytest.importorskip("torchrl.modules")
-
-    def build() -> nn.Module:
-        return modules.MultiAgentMLP(
-            7, 4, 3, centralized=False, share_params=share_params, depth=1, num_cells=8
-        )
-
-    policy = materialize(on_meta(lambda: actor(build())), seed=0)
-
-    assert policy(observation())["walker", "action"].shape == (3, 2)
-    real = actor(build())
-    assert same(materialize(real), real)
 
 
 @pytest.mark.parametrize("share_params", [True, False])
