@@ -55,14 +55,9 @@ def compare(
     return tally
 
 
-def _same(
-    location: str,
-    names: Sequence[str],
-    expected_result: Sequence[dict[Any, Any]],
-    actual_result: Sequence[dict[Any, Any]],
-) -> None:
-    results = zip(names, expected_result, actual_result, strict=True)
-    for name, expected, actual in results:
+def _same(location: str, names: Sequence[str], *results: Sequence[Any]) -> None:
+    """Compare the dicts that both returned, by name and agent."""
+    for name, expected, actual in zip(names, *results, strict=True):
         for agent in expected:
             if agent not in actual:
                 raise AssertionError(f"{location}: no {name} of {agent}")

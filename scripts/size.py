@@ -24,10 +24,6 @@ ENGINE = {
     *("parallel_env", "collectors", "distributed", "single modules"),
 }
 """Rooms that the row ``engine`` adds up."""
-SPACING = {
-    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
-    *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
-}
 Size = tuple[int, int, int]
 """Numbers of files, classes and code lines."""
 
@@ -37,7 +33,7 @@ def size(text: str) -> Size:
     lines = {
         line
         for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type not in SPACING
+        if token.string.strip() and token.type != tokenize.COMMENT
         for line in range(token.start[0], token.end[0] + 1)
     }
     classes = 0
