@@ -27,15 +27,6 @@ Train = Callable[[Run, Watcher, Interruption], None]
 
 @final
 @dataclass(frozen=True)
-class _Told:
-    """A call of a run's watcher."""
-
-    method: str
-    arguments: tuple[Any, ...]
-
-
-@final
-@dataclass(frozen=True)
 class _Ended:
     """The end of a run.
 
@@ -50,18 +41,18 @@ class _Ended:
 
 @final
 class _Teller(Watcher):
-    """Sends what a run tells its watcher to the command."""
+    """Sends the calls of a run's watcher to the command: method and arguments."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
 
     @override
     def progress(self, frames: int, row: dict[str, float]) -> None:
-        self._context.send(_Told("progress", (frames, row)))
+        self._context.send(("progress", (frames, row)))
 
     @override
     def evaluated(self, record: EvaluationRecord) -> None:
-        self._context.send(_Told("evaluated", (record,)))
+        self._context.send(("evaluated", (record,)))
 
 
 def train_side_by_side(
@@ -134,9 +125,9 @@ class _SideBySide:
             self._start(worker)
         while self._watchers:
             for worker, message in self._next_message():
-                if isinstance(message, _Told):
-                    watcher = self._watchers[worker]
-                    getattr(watcher, message.method)(*message.arguments)
+                if isinstance(message, tuple):
+                    method, arguments = message
+                    getattr(self._watchers[worker], method)(*arguments)
                 else:
                     self._end(worker, message)
 
