@@ -46,6 +46,9 @@ def pack(
     parameters = None
     if isinstance(module, torch.nn.Module):
         parameters = copy.deepcopy(module.state_dict())  # The module is trained on.
+    published = weights.weights()
+    if all(_same(published[0], other) for other in published[1:]):
+        published = published[:1]
     return {
         "frames": statistics.frames,
         "batches": statistics.batches,
@@ -54,8 +57,19 @@ def pack(
         "recent": [asdict(episode) for episode in statistics.recent],
         "policy_state_dict": parameters,
         "workers": [_storable(worker) for worker in workers],
-        **weights.state(),
+        "policy_version": weights.version,
+        "policy_versions": weights.versions(),
+        "published": [
+            {name: tensor.clone() for name, tensor in of_worker.items()}
+            for of_worker in published
+        ],
     }
+
+
+def _same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return one is other or all(
+        torch.equal(tensor, other[name]) for name, tensor in one.items()
+    )
 
 
 def unpack(

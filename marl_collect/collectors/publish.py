@@ -94,20 +94,6 @@ class Publisher:
         tensors = self.policy.tensors
         self.restore([(tensors(s), [k], version) for k, s in sources.items()], version)
 
-    def state(self) -> dict[str, Any]:
-        """Return copies of all workers' weights with their versions, as plain data."""
-        published = self.weights()
-        if all(_same(published[0], other) for other in published[1:]):
-            published = published[:1]
-        return {
-            "policy_version": self.version,
-            "policy_versions": self.versions(),
-            "published": [
-                {name: tensor.clone() for name, tensor in weights.items()}
-                for weights in published
-            ],
-        }
-
     def restore(self, parts: Sequence[WeightUpdate], version: int) -> None:
         """Publish weights under their versions, such as those of a state.
 
@@ -119,12 +105,6 @@ class Publisher:
             self._write(parts)
         self.version = version
         self.policy.published()
-
-
-def _same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
-    return one is other or all(
-        torch.equal(tensor, other[name]) for name, tensor in one.items()
-    )
 
 
 @final

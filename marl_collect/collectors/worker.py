@@ -135,9 +135,8 @@ class RolloutWorker:
         """
         segment = Segment.attach(memory)
         arrays = layout.arrays(segment.buffer, slice(*rows))
-        for key, array in arrays.items():
-            if key == TRAJ_IDS:
-                array[:, frames:] = -1
+        if TRAJ_IDS in arrays:
+            arrays[TRAJ_IDS][:, frames:] = -1
         self._slots[slot] = {key: array[:, :frames] for key, array in arrays.items()}
         segment.close()  # The arrays keep the mapping alive.
 

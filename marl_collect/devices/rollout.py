@@ -50,7 +50,7 @@ class DeviceRollout(Rollout):
         engine: WorldBatch,
         policy: PolicyRunner,
         plan: Plan,
-        progress: ProgressReporter | None = None,
+        progress: ProgressReporter,
         *,
         random_frames: bool = False,
     ) -> None:

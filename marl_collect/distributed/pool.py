@@ -403,9 +403,8 @@ class RayPool:
         reserved_layout = Layout.plan(layout.fields, (end - first, frames))
         segment = Segment.attach(memory)
         arrays = layout.arrays(segment.buffer, slice(first, end))
-        for key, array in arrays.items():
-            if key == TRAJ_IDS:
-                array[:, frames:] = -1
+        if TRAJ_IDS in arrays:
+            arrays[TRAJ_IDS][:, frames:] = -1
 
         def copy(content: Bytes) -> None:
             for key, source in reserved_layout.arrays(content.data).items():

@@ -31,7 +31,7 @@ def make_rollout(
     parts: Sequence[EnvBatch],
     policies: Sequence[PolicyRunner],
     plan: Plan,
-    progress: ProgressReporter | None = None,
+    progress: ProgressReporter,
     *,
     check_actions: bool = False,
 ) -> "Rollout | AlternatingRollout":
@@ -39,7 +39,6 @@ def make_rollout(
 
     Each part has its own runner of the policy.
     """
-    progress = progress or ProgressReporter()
     if len(parts) > 1:
         progress = _JointReporter(progress, len(parts))
     rollouts: list[Rollout] = []

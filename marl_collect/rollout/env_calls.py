@@ -198,6 +198,25 @@ def part_of(state: Mapping[str, Any], rows: range) -> dict[str, Any]:
     return parts
 
 
+def check_call(engine: EnvBatch, call: EnvCall) -> None:
+    """Check a call of a user in worlds of a simulator.
+
+    Raises:
+        AttributeError: if the method steps them.
+        ValueError: if it is to be called for only some of them.
+    """
+    name = engine.description.name
+    if engine.one_simulator and call.name in {"begin", "advance"}:
+        raise AttributeError(
+            f"{call.name}() steps the worlds of {name}: the collector does that."
+        )
+    if engine.one_simulator and len(call.rows) < engine.size:
+        raise ValueError(
+            f"The {engine.size} worlds of {name} are one simulator, whose methods are "
+            "called for all of them."
+        )
+
+
 def make(engine: EnvBatch, call: EnvCall) -> list[Outcome]:
     """Make a call; return an outcome per environment, or one for all worlds."""
     outcomes: list[Outcome] = []

@@ -32,6 +32,7 @@ from marl_collect.rollout.env_calls import (
     CallLog,
     EnvCall,
     Outcome,
+    check_call,
     make,
     make_again,
     returned,
@@ -81,7 +82,7 @@ class Rollout:
         engine: EnvBatch,
         policy: PolicyRunner,
         plan: Plan,
-        progress: ProgressReporter | None = None,
+        progress: ProgressReporter,
         *,
         check_actions: bool = False,
     ) -> None:
@@ -100,7 +101,7 @@ class Rollout:
         """
         self._engine = engine
         self._policy = policy
-        self._progress = progress or ProgressReporter()
+        self._progress = progress
         self._description: EnvDescription = engine.description
         self._memory = engine.allocate()
         engine.bind(self._memory)
@@ -161,20 +162,9 @@ class Rollout:
             A result for each environment, or one for all worlds of a simulator.
 
         Raises:
-            AttributeError: for a method of a simulator that steps its worlds.
-            ValueError: for only some of the worlds of a simulator.
+            AttributeError, ValueError: see ``check_call``.
         """
-        if self._engine.one_simulator:
-            if call.name in {"begin", "advance"}:
-                raise AttributeError(
-                    f"{call.name}() steps the worlds of {self._description.name}: the "
-                    "collector does that."
-                )
-            if len(call.rows) < self._engine.size:
-                raise ValueError(
-                    f"The {self._engine.size} worlds of {self._description.name} are "
-                    "one simulator, whose methods are called for all of them."
-                )
+        check_call(self._engine, call)
         self._early_seeds = None  # The call may change what a reset does.
         self._make_pending()
         outcomes = make(self._engine, call)

@@ -46,7 +46,7 @@ def serial() -> Iterator[Any]:
 def rollouts(engine: EnvBatch, progress: Any = None) -> Any:
     engines = engine.parts()
     policies = [RandomRunner(engine.description) for _ in engines]
-    return make_rollout(engines, policies, PLAN, progress)
+    return make_rollout(engines, policies, PLAN, progress or ProgressReporter())
 
 
 def slot(engine: Any, frames: int) -> Any:

@@ -16,6 +16,7 @@ from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.policies.choose import make_runner
 from marl_collect.rollout.episodes import EPISODE_BITS, Plan
 from marl_collect.rollout.loop import Rollout
+from marl_collect.rollout.progress import ProgressReporter
 
 Seeds = tuple[tuple[int, ...], ...]
 
@@ -25,7 +26,7 @@ def actions_of(seeds: Seeds, policy: Any, frames: int) -> dict[int, Any]:
     engine = SerialBatch([CountingEnv(action_mask=True) for _ in seeds])
     plan = Plan(seed=4, environments=range(len(seeds)), given_seeds=seeds)
     runner = make_runner(policy, engine)
-    rollout = Rollout(engine, runner, plan)
+    rollout = Rollout(engine, runner, plan, ProgressReporter())
     fields = batch_fields(engine.description, runner.signature, {TRAJ_IDS})
     running = {seed for given in seeds for seed in given}
     episodes: dict[int, list[Any]] = {seed: [] for seed in running}
