@@ -125,7 +125,7 @@ def suspicion(
         return lambda: True
     # As unsigned numbers, those below 0 are the largest.
     unsigned = actions.view(f"u{actions.itemsize}")
-    counts = _counts(space)
+    counts = value_counts(space)
     columns = [(unsigned, int(counts.max()))]
     if counts.min() < counts.max():
         columns = [(unsigned[..., *i], int(n)) for i, n in np.ndenumerate(counts)]
@@ -138,12 +138,12 @@ def _rule(
     """Return a function that finds wrong rows, bool ``[*B]``, and what they lack."""
     wrong: Callable[[Array], Any]
     if one_hot:
-        return _not_one_hot, "a row with a single 1 and otherwise 0"
+        return not_one_hot, "a row with a single 1 and otherwise 0"
     if isinstance(space, spaces.Box):
         wrong = np.isnan if clipped else (lambda actions: ~np.isfinite(actions))
         expected = "numbers, no NaN" if clipped else "finite numbers"
     else:
-        counts = _counts(space)
+        counts = value_counts(space)
         wrong = lambda actions: (actions < 0) | (actions >= counts)  # noqa: E731
         expected = f"integers from 0, below {counts.tolist()}"
         if isinstance(space, spaces.Discrete):
@@ -152,7 +152,7 @@ def _rule(
     return (lambda actions: wrong(actions).any(numbers)), expected
 
 
-def _counts(space: Any) -> Array:
+def value_counts(space: Any) -> Array:
     """Return how many values each number of an action has."""
     if isinstance(space, spaces.MultiBinary):
         return np.array(2)
@@ -161,7 +161,8 @@ def _counts(space: Any) -> Array:
     )
 
 
-def _not_one_hot(actions: Array) -> NDArray[np.bool_]:
+def not_one_hot(actions: Any) -> Any:
+    """Return which rows of an array or a tensor do not have a single 1 and else 0."""
     ones = (actions == 1).sum(-1)
     zeros = (actions == 0).sum(-1)
     return (ones != 1) | (zeros != actions.shape[-1] - 1)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from marl_collect.core.action_check import not_one_hot, value_counts
 from marl_collect.core.batched import (
     BatchedEnv,
     Observations,
@@ -373,14 +374,12 @@ def impossible_actions(
     found: list[tuple[Key, Callable[[torch.Tensor], torch.Tensor]]] = []
     for key, space in leaf_spaces(group.action, (name, "action")):
         if group.one_hot:
-            rule: Callable[[torch.Tensor], torch.Tensor] = _not_one_hot
+            rule: Callable[[torch.Tensor], torch.Tensor] = not_one_hot
         elif isinstance(space, spaces.Box):  # Infinity is clipped.
             rule = torch.isnan if space.dtype.kind == "f" else torch.zeros_like
         else:
-            top = np.asarray(getattr(space, "nvec", getattr(space, "n", 2)))
-            if isinstance(space, spaces.MultiBinary):
-                top = np.asarray(2)
-            rule = partial(_outside, torch.from_numpy(top.astype(np.int64)))
+            top = value_counts(space).astype(np.int64)
+            rule = partial(_outside, torch.from_numpy(top))
         found.append((key, partial(_by_agent, rule, int(group.one_hot), space)))
     return found
 
@@ -396,12 +395,6 @@ def _by_agent(
     for _ in range(inner):
         wrong = wrong.any(-1)
     return wrong.bool()
-
-
-def _not_one_hot(actions: torch.Tensor) -> torch.Tensor:
-    ones = (actions == 1).sum(-1)
-    zeros = (actions == 0).sum(-1)
-    return (ones != 1) | (zeros != actions.shape[-1] - 1)
 
 
 def _outside(top: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
