@@ -5,7 +5,8 @@ Yet a module may be here that it could not import: loaded from a file by path, a
 runners and configuration libraries do, run by ``runpy``, made by hand, the script of a
 ``multiprocessing`` child, or from a folder that has left ``sys.path``. The functions
 and classes of these are sent by value, as cloudpickle sends those of ``__main__``. What
-``functools`` makes of them goes with them; its caches stay here.
+``functools`` makes of them goes with them; its caches stay here. What ran when a class
+was made, such as its registration, does not run again.
 
 A module is asked for once, not with every message. It stays registered as one that
 cloudpickle sends by value, because no other process could import it either.
@@ -19,7 +20,7 @@ import sys
 import sysconfig
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NewType, ParamSpec, TypeVar, TypeVarTuple
 
 import cloudpickle
 
@@ -60,6 +61,10 @@ class Pickler(cloudpickle.Pickler):
         kind = type(obj)  # What __class__ says may be made up.
         if kind is _Cached and not _is_found(obj):
             return _cached, (obj.__wrapped__, obj.cache_parameters())
+        if kind in (ParamSpec, TypeVarTuple) and not _is_found(obj):
+            return kind, (obj.__name__,)
+        if kind is NewType and not _is_found(obj):
+            return kind, (obj.__name__, obj.__supertype__)
         if kind is functools.cached_property:  # It has a lock in Python 3.11.
             return _cached_property, (obj.func, obj.attrname)
         if issubclass(kind, _NAMED):
@@ -71,7 +76,39 @@ class Pickler(cloudpickle.Pickler):
                 and not _can_import(name, module)
             ):
                 cloudpickle.register_pickle_by_value(module)
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if issubclass(kind, type) and isinstance(reduced, tuple):
+            make, (maker, *arguments), *state = reduced
+            if maker is kind:  # cloudpickle calls it with name, bases and attributes.
+                return make, (_maker(obj), *arguments), *state
+        return reduced
+
+
+def _maker(cls: type) -> Any:
+    """Return what makes a class without calling code of the user's script."""
+    kind: Any = type(cls)
+    hooked = [
+        base
+        for base in cls.__mro__[1:]
+        if "__init_subclass__" in vars(base) and not _is_found(base)
+    ]
+    if not hooked and _is_found(kind):
+        return kind
+    return functools.partial(_make, kind, next(filter(_is_found, kind.__mro__)), hooked)
+
+
+def _make(kind: Any, library: Any, hooked: list[Any], *arguments: Any) -> Any:
+    # A base that refers to the class has no hook yet.
+    hooks = {base: vars(base).get("__init_subclass__") for base in hooked}
+    for base, hook in hooks.items():
+        if hook is not None:
+            del base.__init_subclass__
+    try:
+        return library.__new__(kind, *arguments)
+    finally:
+        for base, hook in hooks.items():
+            if hook is not None:
+                base.__init_subclass__ = hook
 
 
 def _is_found(obj: Any) -> bool:
@@ -82,7 +119,8 @@ def _is_found(obj: Any) -> bool:
         return False
     if not _can_import(found.__name__, found):
         return False
-    for part in getattr(obj, "__qualname__", "").split("."):  # A partial has none.
+    path = getattr(obj, "__qualname__", getattr(obj, "__name__", ""))
+    for part in path.split("."):  # A partial has none.
         found = getattr(found, part, None)
     return found is obj
 

@@ -12,6 +12,35 @@ TOOLS: Final = """
 import collections, dataclasses, enum, sys, typing
 
 Item = typing.TypeVar("Item")
+Number = typing.NewType("Number", int)
+Options = typing.ParamSpec("Options")
+Shape = typing.TypeVarTuple("Shape")
+registry = {}
+
+class Registering(type):
+    def __new__(cls, name, bases, attributes, *, number):
+        assert number not in registry
+        assert "answer" in attributes
+        registry[number] = made = super().__new__(cls, name, bases, attributes)
+        return made
+
+    def __init__(cls, name, bases, attributes, *, number):
+        super().__init__(name, bases, attributes)
+
+class Plugin:
+    names = {}
+
+    def __init_subclass__(cls, /, name):
+        assert name not in cls.names
+        cls.names[name] = cls
+
+class Added(Plugin, name="added"):
+    pass
+
+def typed(function: typing.Callable[Options, Item]) -> typing.Callable[Options, Item]:
+    def call(*args: Options.args, **kwargs: Options.kwargs) -> Item:
+        return function(*args, **kwargs)
+    return call
 
 class Colour(enum.Enum):
     RED = 1
@@ -19,17 +48,20 @@ class Colour(enum.Enum):
 class Mistake(Exception):
     pass
 
-class Base(typing.Generic[Item]):
+class Base(typing.Generic[Item], metaclass=Registering, number=1):
     scale = 3
 
     def answer(self, value):
         return doubled(value)
 
 @dataclasses.dataclass
-class Tool(Base[int]):
+class Tool(Base[int], number=2):
     colour: Colour
 
-    def answer(self, value):
+    @typed
+    def answer(self, value: Number, *others: *Shape) -> Number:
+        assert (type(self), type(type(self))) == (registry[2], Registering)
+        assert Plugin.names == {"added": Added}
         return self.scale * super().answer(value)
 
 def doubled(value):
