@@ -229,9 +229,7 @@ def _about(
     files: Sequence[BatchFile], runs: list[str]
 ) -> tuple[DatasetDescription, tuple[RunDescription, ...]]:
     """Return the descriptions of the dataset and of its runs, in this order."""
-    firsts: dict[str, BatchFile] = {}
-    for file in files:
-        firsts.setdefault(file.run, file)
+    firsts = {file.run: file for file in files if not file.first}
     if list(firsts) != runs:
         raise DatasetError(
             f"{files[0].path.parent} has frames of the runs {', '.join(runs)}, but "

@@ -120,17 +120,14 @@ class Trajectories(Sequence[TensorDict], Loadable):
         the episode's actions reproduce the episode, if the environment is
         deterministic.
         """
-        seeds: list[int | None] = [None] * len(self)
-        ids, runs = self._rows["traj_id"], self.run_numbers
+        seeds: Any = np.full(len(self), None)
+        ids, runs = self._rows["traj_id"], self._rows["run"]
         for run in np.unique(runs).tolist():
-            seed = self.runs[run].seed
-            if seed is None:
-                continue
-            rows = np.flatnonzero(runs == run)
-            numbers = episode_seeds(seed, ids[rows] >> 32, ids[rows] & 0xFFFFFFFF)
-            for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
-                seeds[row] = number
-        return seeds
+            seed, rows = self.runs[run].seed, runs == run
+            if seed is not None:
+                environments, numbers = ids[rows] >> 32, ids[rows] & 0xFFFFFFFF
+                seeds[rows] = episode_seeds(seed, environments, numbers)
+        return list(seeds)
 
     @property
     def episodes(self) -> list[EndedEpisode]:
