@@ -1,14 +1,11 @@
 """CountingEnv and its faults behave as documented."""
 
-import os
-import signal
 import time
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from support.scripts import run_python
 from workloads.counting import CountingEnv, CountingError, Fault
 
 from marl_collect.core.description import allocate
@@ -97,21 +94,3 @@ def test_the_environment_continues_after_a_sleep_fault() -> None:
     begin = time.perf_counter()
     env.reset_row(0)
     assert time.perf_counter() - begin >= 0.2
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("fault", "code"),
-    [
-        ("Fault('kill', 'create')", -signal.SIGKILL),
-        ("Fault('kill', 'create', signal=11)", -signal.SIGSEGV),
-        ("Fault('exit', 'create')", 3),
-    ],
-)
-def test_a_fatal_fault_ends_the_process(fault: str, code: int) -> None:
-    script = (
-        f"from workloads.counting import CountingEnv, Fault\nCountingEnv(fault={fault})"
-    )
-    environment = {**os.environ, "PYTHONFAULTHANDLER": ""}
-    process = run_python("-c", script, env=environment)
-    assert process.returncode == code
