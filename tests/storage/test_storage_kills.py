@@ -48,10 +48,11 @@ def die_at(call: int, *, after: bool) -> None:
             is_last = next(calls) == call
             if is_last and not after:
                 os.kill(os.getpid(), signal.SIGKILL)
-            result = function(*args, **keywords)
-            if is_last:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
+            try:
+                return function(*args, **keywords)
+            finally:  # Also where it fails, such as to remove what is not there.
+                if is_last:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
         return wrapped
 
@@ -165,7 +166,7 @@ def test_a_killed_copy_is_a_dataset_and_goes_on(tmp_path: Path, after: bool) -> 
     for seed in range(3):
         write(origin, [Stream(seed).batch(1)])
     frames = read(origin)
-    for target in each_kill(tmp_path, after, 5, partial(copy, origin)):
+    for target in each_kill(tmp_path, after, 15, partial(copy, origin)):
         if parts(target):
             found = read(target)
             assert found == frames[: len(found)]
