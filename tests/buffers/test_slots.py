@@ -161,7 +161,17 @@ def test_workers_release_the_memory_too(kind: Any, options: dict[str, Any]) -> N
         del batches
         for _ in range(MANY):
             collector.next()
-        assert memories() == before
+        if kind is MultiAsyncCollector:  # A slow worker is told of fewer batches.
+            for _ in range(20 * MANY):
+                if all(
+                    now <= then for now, then in zip(memories(), before, strict=True)
+                ):
+                    break
+                collector.next()
+            else:
+                pytest.fail(f"{memories()} did not fall to {before}")
+        else:
+            assert memories() == before
         # A slot is used again under the number of one that was freed.
         batches = [collector.next() for _ in range(9)]
         ids = [int(b["collector", "traj_ids"].flatten()[0]) for b in batches]
