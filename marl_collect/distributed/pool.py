@@ -346,7 +346,7 @@ class RayPool:
         keywords = self._options.of_pool(*COLLECTOR_MODULES)
         spawns = keywords["start_method"] == "spawn"
         preload = () if spawns else keywords["preload"]
-        actor.handle = actor.remote.remote(tuple(sys.path), preload)
+        actor.handle = actor.remote.remote(pickling.search_path(), preload)
         actor.lost = actor.reply = actor.looked = None
         actor.silent, actor.checked = 0.0, time.monotonic()
         actor.sent, actor.vectors, actor.seen = [], {}, ()

@@ -55,7 +55,7 @@ class WorkerSetup:
     status_board: MemoryHandle
     num_threads: int = 1
     environment: dict[str, str] = field(default_factory=_trainer_environment)
-    path: tuple[str, ...] = field(default_factory=lambda: tuple(map(str, sys.path)))
+    path: tuple[str, ...] = field(default_factory=pickling.search_path)
     arguments: tuple[str, ...] = field(default_factory=lambda: tuple(sys.argv))
     directory: str | None = field(default_factory=pickling.working_directory)
 

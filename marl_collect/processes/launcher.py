@@ -162,7 +162,7 @@ def _start_interpreter(
     traceback. ``survival.reset_signals`` then ignores SIGINT and lifts the block.
     """
     # As arguments of their own: one argument is limited to 128 KiB.
-    path = [str(entry) for entry in sys.path]
+    path = pickling.search_path()
     warnings = [f"-W{option}" for option in sys.warnoptions]
     optimize = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

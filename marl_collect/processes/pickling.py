@@ -18,6 +18,7 @@ import io
 import os
 import sys
 import sysconfig
+from importlib.machinery import FileFinder
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, Final, NewType, ParamSpec, TypeVar, TypeVarTuple
@@ -134,6 +135,18 @@ def _cached_property(function: Any, name: str | None) -> Any:
     made = functools.cached_property(function)
     made.attrname = name
     return made
+
+
+def search_path() -> tuple[str, ...]:
+    """Return ``sys.path`` as it is searched here, also after a change of directory.
+
+    A relative folder of it stays where Python first searched it.
+    """
+    finders = ((entry, sys.path_importer_cache.get(entry)) for entry in sys.path)
+    return tuple(
+        finder.path if isinstance(finder, FileFinder) else str(entry)
+        for entry, finder in finders
+    )
 
 
 def working_directory() -> str | None:

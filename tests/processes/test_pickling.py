@@ -226,6 +226,13 @@ IMPORTED: Final = {
         import tools
         use(tools)
     """,
+    "in a relative folder of sys.path, before a change of directory": """
+        import os
+        sys.path.insert(0, "away")
+        import tools
+        os.chdir("other")
+        use(tools)
+    """,
     "in a folder that is a link": """
         import os
         os.symlink("away", "link")
