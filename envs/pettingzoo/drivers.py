@@ -93,7 +93,8 @@ class ParallelDriver:
                 or True in terminations.values()
                 or True in truncations.values()
             )
-            infos.values()  # Infos may be None.
+            for mapping in (observations, rewards, infos):  # Some return lists or None.
+                mapping.values()
         except (TypeError, ValueError, AttributeError) as error:
             raise self._wrong_result(returned) from error
         if rows.dead:

@@ -111,7 +111,11 @@ def test_check_env_finds_results_without_an_agent(spoil: Any, message: str) -> N
 
 @pytest.mark.parametrize(
     "result",
-    [None, ({}, {}, {}, {}), ({}, {}, None, {}, {}), ({}, {}, {}, {}, None), 3],
+    [
+        *(None, ({}, {}, {}, {}), 3),
+        *(({}, {}, None, {}, {}), ({}, {}, {}, {}, None)),
+        *(([], {}, {}, {}, {}), ({}, [], {}, {}, {})),
+    ],
 )
 def test_a_wrong_result_of_step_is_an_error_that_names_the_environment(
     result: Any,
