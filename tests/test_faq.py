@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 from support.packages import skip_without
 from typer.testing import CliRunner
@@ -146,6 +147,9 @@ PROVOKED: dict[str, Callable[[Path], Any]] = {
         factory=partial(int, "x"), frames_per_batch=3
     ),
     "Worker 0 ... killed by SIGKILL": lambda _: killed(),
+    "Environment ... doesn't exist": lambda _: collect(
+        factory=lambda: gymnasium.make("Registered-v0"), frames_per_batch=3
+    ),
     "made no progress": lambda _: collect(
         factory=lambda: CountingEnv(fault=Fault(stuck, at=2)),
         frames_per_batch=10,
@@ -167,7 +171,7 @@ PROVOKED: dict[str, Callable[[Path], Any]] = {
 
 def test_every_quoted_message_is_provoked() -> None:
     assert sorted(QUOTES) == sorted(PROVOKED)
-    assert len(QUOTES) == 22
+    assert len(QUOTES) == 23
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

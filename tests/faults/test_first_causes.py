@@ -32,6 +32,7 @@ from marl_collect.collectors import (
 )
 from marl_collect.errors import ClosedError, WorkerError, worker_error_of
 from marl_collect.parallel_env import ParallelEnv
+from marl_collect.processes.context import result
 from marl_collect.processes.status_board import PREEMPT
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -463,7 +464,7 @@ def test_a_reply_to_a_call_that_raised_answers_no_other_call(tmp_path: Path) -> 
             collector.reset()  # Worker 0 has not replied yet.
         file.touch()
         (begun,) = workers_of(collector).call("attribute", "env", "begun", workers=[0])
-        assert isinstance(begun, bytes)
+        assert result(begun, 0) == [2]
         with pytest.raises(CountingError):
             collector.next()
 
