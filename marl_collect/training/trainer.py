@@ -294,6 +294,13 @@ class Trainer:
         before = time.perf_counter()
         record = self._evaluated(frames)
         self._seconds["evaluating"] += time.perf_counter() - before
+        # Loggers have queues, whose locks an exception at any time would break.
+        with self._interruption.deferred():
+            self._note(record)
+        self._interruption.raise_if_happened()
+
+    def _note(self, record: EvaluationRecord) -> None:
+        """Write an evaluation down, and the weights if they are the best so far."""
         # Untrained weights are the best as long as there are no others.
         trained = [w.team for w in self._evaluations if w.frames]
         best = max(trained, default=float("-inf"))
@@ -304,7 +311,7 @@ class Trainer:
                 BEST,
                 self._described()
                 | {
-                    "frames": frames,
+                    "frames": record.frames,
                     "networks": self._learner.state_dict()["networks"],
                 },
             )
@@ -315,7 +322,7 @@ class Trainer:
                 "evaluation/return_agent": record.agent,
                 "evaluation/episode_length": record.length,
             },
-            frames,
+            record.frames,
         )
         self._watcher.evaluated(record)
 

@@ -171,14 +171,17 @@ class SignalAt(StopAt):
         self.number = number
         self.evaluation = evaluation
         self.told = 0
+        self.goes_on = False
 
     def progress(self, frames: int, row: dict[str, float]) -> None:
         if frames == self.frames and not self.evaluation:
             os.kill(os.getpid(), self.number)
+            self.goes_on = True
 
     def evaluated(self, record: EvaluationRecord) -> None:
         if record.frames == self.frames and self.evaluation:
             os.kill(os.getpid(), self.number)
+            self.goes_on = True
 
     def interrupted(self) -> None:
         self.told += 1
@@ -199,6 +202,7 @@ def test_a_signal_loses_nothing_that_was_trained(
     with Interruption() as interruption, pytest.raises(KeyboardInterrupt):
         Trainer(task, setup, COUNTING, 3, path, watcher, interruption).run()
     assert watcher.told == (0 if evaluation else 1)
+    assert watcher.goes_on  # As loggers must, or they could wait for ever at their end.
     checkpoint = RunFolder(path).read_checkpoint(LAST)
     assert checkpoint["rows"] == len(RunFolder(path).rows()) == (3 if evaluation else 4)
     resumed = Trainer(task, setup, COUNTING, 3, path).run()
