@@ -53,7 +53,7 @@ NEWEST := tensordict==0.15.3 torchrl==0.14.1
 # Tests of what uses the inside of tensordict, or TorchRL. The daily workflow runs more.
 VERSIONED_TESTS ?= tests/policies tests/weights \
 	$(addprefix tests/core/test_,tensordicts.py tensordict_api.py torchrl_names.py) \
-	$(addprefix tests/models/test_,policy.py distributions.py recurrent_policy.py) \
+	$(addprefix tests/models/test_,policy.py distributions.py recurrent.py) \
 	$(addprefix tests/interop/test_,benchmarl.py examples.py torchrl_ours.py torchrl_theirs.py) \
 	$(addprefix tests/torchrl_conformance/test_conformance_,networks.py pettingzoo.py trajectories.py) \
 	tests/collectors/test_single.py
