@@ -312,6 +312,7 @@ def test_a_wheel_holds_the_three_folders_and_nothing_else(
     assert process.stdout.decode().startswith(installed)
 
 
+@pytest.mark.processes
 def test_the_tests_that_make_names_exist() -> None:
     make = ["env", "-u", "MAKEFLAGS", "make", "-n", "test-tensordict", "try", "ARGS="]
     recipes = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True)
