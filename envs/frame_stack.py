@@ -19,6 +19,7 @@ from marl_collect.core.description import (
 )
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.env_wrapper import EnvWrapper
+from marl_collect.options import Option, require
 
 Space = spaces.Space[Any]
 
@@ -54,11 +55,11 @@ class FrameStack(EnvWrapper):
             frames: number of observations in a stack.
 
         Raises:
-            TypeError: if ``env`` is not an environment of marl_collect.
+            TypeError: if ``env`` is not an environment of marl_collect, or ``frames``
+                is not an integer.
             ValueError: if ``frames`` is less than 1.
         """
-        if frames < 1:
-            raise ValueError(f"frames must be at least 1, but is {frames}.")
+        frames = require("frames", frames, int, Option("", at_least=1))
         description = getattr(env, "description", None)
         stacked = (
             _stacked(description, frames)

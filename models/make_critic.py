@@ -77,13 +77,7 @@ def make_critic(what: Any, **options: Any) -> TensorDictModuleBase:
         ValueError: for options that contradict each other.
     """
     actions = options.pop("actions", False)
-    unknown = sorted(options.keys() - _OPTIONS)
-    if unknown:
-        raise TypeError(
-            f"make_critic() has no option {', '.join(unknown)}: expected "
-            f"{', '.join(sorted(_OPTIONS | {'actions'}))}."
-        )
-    chosen = PolicyOptions(**options)
+    chosen = PolicyOptions.parse("make_critic()", options, _OPTIONS | {"actions"})
     if chosen.network not in (None, ATTENTION):
         raise ValueError(
             f"The network of make_critic() must be None or {ATTENTION!r}, but is "

@@ -73,7 +73,7 @@ def make_policy(what: Any, **options: Any) -> "Policy":
         TypeError: for an unknown option, or a space without a network or head.
         ValueError: for options that contradict each other.
     """
-    chosen = PolicyOptions(**options)
+    chosen = PolicyOptions.parse("make_policy()", options)
     description = description_of(what)
     policies = {
         name: group_policy(name, group, chosen)

@@ -1,8 +1,8 @@
 """Options of ``make_policy``."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, final, get_args
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Protocol, Self, final, get_args
 
 import torch
 from tensordict.nn import InteractionType
@@ -12,7 +12,7 @@ from marl_collect.core.description import GroupDescription
 from marl_collect.models.attention import ATTENTION
 from marl_collect.models.distributions.heads import ActionHead, HeadOptions
 from marl_collect.models.mlp import LayerFactory
-from marl_collect.options import Option, require
+from marl_collect.options import Option, did_you_mean, nearest, require
 
 Recurrence = Literal["gru", "lstm"]
 
@@ -125,6 +125,31 @@ class PolicyOptions:
     check_mask: bool = True
     check_finite: bool = False
     default_interaction_type: InteractionType = InteractionType.DETERMINISTIC
+
+    @classmethod
+    def parse(
+        cls,
+        caller: str,
+        options: Mapping[str, Any],
+        known: Collection[str] | None = None,
+    ) -> Self:
+        """Return the options that a function was called with.
+
+        Args:
+            caller: the function, for errors.
+            options: by name.
+            known: names that the function takes. None: all.
+
+        Raises:
+            TypeError: for an unknown option.
+        """
+        known = known or [entry.name for entry in fields(cls)]
+        for name in options.keys() - known:
+            raise TypeError(
+                f"{caller} has no option {name!r}.{did_you_mean(nearest(name, known))} "
+                f"Its options are {', '.join(sorted(known))}."
+            )
+        return cls(**options)
 
     def __post_init__(self) -> None:
         """Check ``recurrent``, and options that depend on each other."""

@@ -185,11 +185,15 @@ def test_a_mistake_is_an_error_that_says_what_to_do(mistake: str) -> None:
 
 
 def test_loading_something_else_than_a_collectors_state_says_so() -> None:
-    with (
-        Collector(line(), network_that_acts(), frames_per_batch=20) as collector,
-        pytest.raises(KeyError, match=r"'workers'.* are missing; found \['weight'\]"),
-    ):
-        collector.load_state_dict({"weight": torch.zeros(1)})
+    with Collector(line(), network_that_acts(), frames_per_batch=20) as collector:
+        with pytest.raises(
+            KeyError, match=r"'workers'.* are missing; found \['weight'"
+        ):
+            collector.load_state_dict({"weight": torch.zeros(1)})
+        with pytest.raises(
+            TypeError, match=r"the state_dict\(\) of a .*, but got None"
+        ):
+            collector.load_state_dict(None)  # type: ignore[arg-type]
 
 
 def network_that_acts() -> Any:

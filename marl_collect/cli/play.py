@@ -4,7 +4,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marl_collect.cli import arguments
-from marl_collect.cli.consoles import err, out, user_errors
+from marl_collect.cli.consoles import counted, err, out, user_errors
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.runs import playing
 from marl_collect.cli.tasks import find_curriculum
@@ -38,7 +38,7 @@ def play(  # noqa: PLR0913 - one argument per option
     with preparing as (what, factory, description, module):
         from marl_collect.evaluation.evaluator import evaluate
 
-        with err.status(Text(f"{what.task}: playing {episodes} episodes")):
+        with err.status(Text(f"{what.task}: playing {counted(episodes, 'episode')}")):
             played = evaluate(
                 module,
                 factory,
@@ -48,7 +48,7 @@ def play(  # noqa: PLR0913 - one argument per option
                 seeds=seed,
                 **tasks,
             )
-    table = Table(title=f"{what.task}: {episodes} episodes")
+    table = Table(title=f"{what.task}: {counted(episodes, 'episode')}")
     columns = ["episode", "frames", "team", *(f"{g}, mean" for g in description.groups)]
     for column in columns:
         table.add_column(column, justify="right")

@@ -13,6 +13,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from marl_collect.cli.consoles import counted
+
 if TYPE_CHECKING:
     from marl_collect.storage import EndedEpisode
 
@@ -111,7 +113,7 @@ class ProgressDisplay:
         frames, episodes = self._frames(), self._episodes
         of_frames = self._unit == "frames"
         done = min(frames if of_frames else episodes, self._total)
-        other = f"{episodes:,} episodes" if of_frames else f"{frames:,} frames"
+        other = counted(*((episodes, "episode") if of_frames else (frames, "frame")))
         left = remaining(self._left(done))
         speed = self._speed(frames)
         bar = progress_bar(done, self._total, self._unit, speed, left)
@@ -157,7 +159,7 @@ def returns_line(episodes: "Sequence[EndedEpisode]") -> str:
     """Return the mean returns of ``episodes``: of the team, then of each agent."""
     count = len(episodes)
     team = sum(episode.team_return for episode in episodes) / count
-    parts = [f"mean return of the last {count} episodes: team {team:.2f}"]
+    parts = [f"mean return of the last {counted(count, 'episode')}: team {team:.2f}"]
     for name in episodes[0].returns:
         rows = zip(*(episode.returns[name] for episode in episodes), strict=True)
         means = [sum(row) / count for row in rows]

@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 from marl_collect.cli import arguments
-from marl_collect.cli.consoles import err, out, user_errors
+from marl_collect.cli.consoles import counted, err, out, user_errors
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.runs import playing
 from marl_collect.cli.tasks import find_curriculum
@@ -65,6 +65,6 @@ def render(  # noqa: PLR0913 - one argument per option
         with err.status(Text(f"{what.task}: playing")):
             count = write_video(target, pictures, fps=fps)
     out.print(
-        f"{target}: {episodes} episode{'s'[: episodes > 1]}, {count:,} pictures",
+        f"{target}: {counted(episodes, 'episode')}, {counted(count, 'picture')}",
         soft_wrap=True,
     )

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rich.table import Column, Table
 
+from marl_collect.cli.consoles import counted
 from marl_collect.core.description import EnvDescription, Key
 from marl_collect.storage.card import GROUP_COLUMNS, group_rows, number
 from marl_collect.storage.statistics import Range, Statistics, Summary
@@ -32,7 +33,7 @@ def returns_table(
         episodes: how many.
         returns: sum over all episodes of each agent's return, by group.
     """
-    title = f"Mean return of {episodes:,} episodes"
+    title = f"Mean return of {counted(episodes, 'episode')}"
     table = Table("group", "agent", *_right("return"), title=title)
     for name, sums in returns.items():
         for agent, total in zip(environment.groups[name].agents, sums, strict=True):
@@ -45,7 +46,7 @@ def returns_table(
 
 def episodes_table(environment: EnvDescription, statistics: Statistics) -> Table:
     """Return a table of the returns of each agent and of the team, and of lengths."""
-    title = f"Returns and lengths of {statistics.episodes:,} episodes"
+    title = f"Returns and lengths of {counted(statistics.episodes, 'episode')}"
     numbers = _right("mean", "std", "lowest", "highest")
     table = Table("group", "agent", *numbers, title=title)
     for name, summaries in statistics.returns.items():

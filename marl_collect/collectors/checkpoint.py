@@ -80,6 +80,7 @@ def unpack(
     """Return the workers' states, after checking the whole state.
 
     Raises:
+        TypeError: if it is no mapping.
         KeyError: if the mapping is not the state of a collector.
         AttributeError: if it has a call of a method that is not public.
         ValueError: if its weights do not fit this policy.
@@ -88,6 +89,11 @@ def unpack(
         warn(
             f"{description.name} does not repeat its episodes, so its environments "
             "begin new episodes instead of resuming."
+        )
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(
+            "load_state_dict() needs the state_dict() of a collector, but got "
+            f"{state_dict!r:.100}."
         )
     missing = _KEYS - set(state_dict)
     if missing:

@@ -98,7 +98,7 @@ def test_a_conversion_shows_its_progress_in_80_columns() -> None:
         console.print(display)
     text = Text.from_ansi(captured.get()).plain
     assert re.search(r"100/400 frames +[\d,]+ frames/s +0:0\d left", text)
-    assert "mean return of the last 1 episodes: team 1.50" in text
+    assert "mean return of the last 1 episode: team 1.50" in text
     assert all(len(line) <= 80 for line in text.splitlines())
 
 

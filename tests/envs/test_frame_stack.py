@@ -64,7 +64,9 @@ def test_an_empty_observation_is_stacked_too() -> None:
 
 
 def test_a_stack_needs_a_frame() -> None:
-    with pytest.raises(ValueError, match="frames must be at least 1, but is 0"):
+    with pytest.raises(ValueError, match="an integer of at least 1, but is 0"):
         FrameStack(counting(), 0)
+    with pytest.raises(TypeError, match="frames must be an integer of .*is '3'"):
+        FrameStack(counting(), "3")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="FrameStack wraps an environment"):
         FrameStack(CountingEnv)  # type: ignore[arg-type]

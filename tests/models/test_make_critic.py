@@ -106,6 +106,7 @@ def test_states_of_critic_and_policy_do_not_share_a_key() -> None:
 
 def test_an_option_of_policies_only_is_refused() -> None:
     with pytest.raises(
-        TypeError, match="has no option check_mask: expected actions, activation_class"
+        TypeError,
+        match="no option 'check_mask'. Its options are actions, activation_cl",
     ):
         make_critic(BOTH, check_mask=False)

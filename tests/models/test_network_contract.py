@@ -277,6 +277,19 @@ def test_gradients_pass_gradcheck(name: str) -> None:
 
 
 @with_weights
+def test_training_under_autocast_is_close_to_float32(name: str) -> None:
+    net, x = CASES[name].build(), CASES[name].x(2, 3)
+    numbers = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled):
+            loss = torch.stack([out.float().square().sum() for out in outputs(net(*x))])
+        gradients = torch.autograd.grad(loss.sum(), [*net.parameters()])
+        numbers.append(torch.cat([t.flatten() for t in (loss, *gradients)]).detach())
+    size = numbers[0].abs().max()
+    torch.testing.assert_close(numbers[1] / size, numbers[0] / size, rtol=0, atol=0.1)
+
+
+@with_weights
 def test_copies_are_equal_and_independent(name: str) -> None:
     net, x = CASES[name].build(), CASES[name].x(3)
     loaded = CASES[name].build()

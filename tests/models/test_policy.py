@@ -212,8 +212,8 @@ def test_a_centralised_memory_without_layers_before_it_sees_every_agent() -> Non
 
 
 def test_unknown_options_and_spaces_are_errors() -> None:
-    with pytest.raises(TypeError, match="wide"):
-        make_policy(describe(), wide=True)
+    with pytest.raises(TypeError, match="'centralized'. Did you mean centralised?"):
+        make_policy(describe(), centralized=True)
     with pytest.raises(ValueError, match=r"one of \['gru', 'lstm'\], but is 'rnn'"):
         make_policy(describe("multi"), recurrent="rnn")
     odd = GroupDescription(("a",), VECTOR, spaces.Dict({"x": VECTOR}))
