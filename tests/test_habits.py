@@ -80,7 +80,7 @@ def things(folder: Path, stack: ExitStack) -> Iterator[Any]:
     yield dataset
     yield dataset.trajectories
     yield dataset.transitions
-    yield dataset.loader(batch_size=2)
+    yield dataset.transitions.loader(batch_size=2)
     about = dataset.description
     writer = Writer(folder.with_name("more"), about)
     yield writer

@@ -9,6 +9,7 @@ from rich.filesize import decimal
 from marl_collect.cli.arguments import Cache
 from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.tasks import parse_settings
+from marl_collect.core.description import FLAGS
 from marl_collect.files.atomic import named_if_full
 
 if TYPE_CHECKING:
@@ -45,33 +46,40 @@ def inspect(
 
     with user_errors(OSError, ValueError):
         dataset = open_dataset(path, cache=cache)
-        episodes, statistics = dataset.trajectories, dataset.statistics
+        frames, episodes = dataset.transitions, dataset.trajectories
         panels = (
             histograms.episode_panels(episodes)
             if len(episodes)
             else histograms.reward_panels(dataset)
         )
-    description, lengths = dataset.description, statistics.lengths
+    description = dataset.description
     size = sum(file.path.stat().st_size for file in dataset.files)
     rows = [
         ("task", description.task),
         ("environment", str(dict(description.env_kwargs) or "no arguments")),
-        ("frames", f"{len(dataset):,}"),
-        ("size in memory", decimal(dataset.nbytes)),
+        ("frames", f"{len(frames):,}"),
+        ("size in memory", decimal(frames.nbytes)),
         ("files", f"{len(dataset.files):,} with {decimal(size)}"),
         ("episodes", f"{len(episodes):,}"),
-        ("mean length", "-" if lengths is None else f"{lengths.mean:,.1f} frames"),
+        (
+            "mean length",
+            f"{episodes.lengths.mean():,.1f} frames" if len(episodes) else "-",
+        ),
     ]
     rows += _runs(dataset)
     out.print(summary.facts(rows))
     environment = description.environment
     out.print(summary.groups_table(environment))
+    columns = [(column.key, column.shape, column.dtype) for column in frames.keys]
     if keys:
-        out.print(summary.keys_table([(c.key, c.shape, c.dtype) for c in dataset.keys]))
-    ranges = statistics.ranges if keys else statistics.main_ranges(environment)
-    out.print(summary.ranges_table(ranges))
-    if lengths is not None:
-        out.print(summary.episodes_table(environment, statistics))
+        out.print(summary.keys_table(columns))
+    else:  # Only what the environment reads and writes.
+        usual = {key for key, *_ in summary.environment_keys(environment)}
+        chosen = (key for key, *_ in columns if key in usual and key[-1] not in FLAGS)
+        frames = frames.select(*chosen)
+    out.print(summary.ranges_table(frames.ranges()))
+    if len(episodes):
+        out.print(summary.episodes_table(episodes))
         panels_shown = {
             "Team returns": panels[0][1],
             "Lengths in frames": panels[-1][1],

@@ -61,7 +61,7 @@ def episode_panels(episodes: "Trajectories") -> list[Panel]:
 
 def reward_panels(dataset: "Dataset") -> list[Panel]:
     """Return the rewards of frames, summed over each group; empty without frames."""
-    keys = {field.key for field in dataset.keys}
+    keys = {field.key for field in dataset.transitions.keys}
     panels: list[Panel] = []
     for name in dataset.description.environment.groups:
         key = ("next", name, "reward")

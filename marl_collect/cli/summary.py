@@ -1,13 +1,23 @@
 """Tables of data, groups and spaces."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
 
 from marl_collect.cli.consoles import counted
 from marl_collect.core.description import EnvDescription, Key
-from marl_collect.storage.card import GROUP_COLUMNS, group_rows, number
-from marl_collect.storage.statistics import Range, Statistics, Summary
+from marl_collect.storage.card import (
+    GROUP_COLUMNS,
+    SUMMARY,
+    group_rows,
+    number,
+    summaries,
+)
+from marl_collect.storage.statistics import Range
+
+if TYPE_CHECKING:
+    from marl_collect.storage import Trajectories
 
 KeyFacts = tuple[Key, Sequence[int], str]
 """A key, the shape of one frame, and the dtype."""
@@ -44,23 +54,14 @@ def returns_table(
     return table
 
 
-def episodes_table(environment: EnvDescription, statistics: Statistics) -> Table:
-    """Return a table of the returns of each agent and of the team, and of lengths."""
-    title = f"Returns and lengths of {counted(statistics.episodes, 'episode')}"
-    numbers = _right("mean", "std", "lowest", "highest")
-    table = Table("group", "agent", *numbers, title=title)
-    for name, summaries in statistics.returns.items():
-        for agent, summary in zip(
-            environment.groups[name].agents, summaries, strict=True
-        ):
-            table.add_row(name, agent, *_numbers(summary))
-    table.add_section()
-    for title, total in (
-        ("team sum", statistics.team_return),
-        ("length", statistics.lengths),
-    ):
-        if total is not None:
-            table.add_row("all", title, *_numbers(total), style="bold")
+def episodes_table(episodes: "Trajectories") -> Table:
+    """Return a table of the returns of the team and of each agent, and of lengths."""
+    title = f"Returns and lengths of {counted(len(episodes), 'episode')}"
+    table = Table("group", "agent", *_right(*SUMMARY), title=title)
+    for group, agent, *numbers in summaries(episodes):
+        cells = (f"{value:,.3f}" for value in numbers)
+        style = "bold" if group == "all" else None
+        table.add_row(group, agent, *cells, style=style)
     return table
 
 
@@ -76,11 +77,6 @@ def ranges_table(ranges: Mapping[Key, Range]) -> Table:
 
 def _right(*names: str) -> list[Column]:
     return [Column(name, justify="right") for name in names]
-
-
-def _numbers(summary: Summary) -> list[str]:
-    values = (summary.mean, summary.std, summary.low, summary.high)
-    return [f"{value:,.3f}" for value in values]
 
 
 def groups_table(environment: EnvDescription) -> Table:

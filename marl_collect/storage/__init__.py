@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from marl_collect.storage.recording import BackgroundWriter as BackgroundWriter
     from marl_collect.storage.recording import record as record
     from marl_collect.storage.statistics import Moments as Moments
-    from marl_collect.storage.statistics import Statistics as Statistics
     from marl_collect.storage.trajectories import Trajectories as Trajectories
     from marl_collect.storage.vault import import_vault as import_vault
     from marl_collect.storage.writer import Writer as Writer

@@ -3,14 +3,15 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 from gymnasium import spaces
 
-from marl_collect.core.description import EnvDescription, Key, stored_action
+from marl_collect.core.description import EnvDescription, stored_action
 from marl_collect.storage.description import RunDescription
-from marl_collect.storage.statistics import Range, Statistics
 
-if TYPE_CHECKING:  # It imports pyarrow, and `marl-collect info` needs none.
+if TYPE_CHECKING:  # They import pyarrow, and `marl-collect info` needs none.
     from marl_collect.storage.frames import Transitions
+    from marl_collect.storage.trajectories import Trajectories
 
 _LOADING = """
 ```python
@@ -19,11 +20,13 @@ from marl_collect import open_dataset
 dataset = open_dataset("data")  # the folder
 batch = dataset.transitions.sample(256)  # TensorDict [256]
 episodes = dataset.trajectories.sample(8)  # [8, longest], ("collector", "mask")
-for batch in dataset.loader(batch_size=256, seed=0):  # one epoch
+for batch in dataset.transitions.loader(batch_size=256, seed=0):  # one epoch
     ...
 ```
 """
 
+SUMMARY: Final = ("mean", "std", "lowest", "highest")
+"""What is said about numbers of episodes."""
 GROUP_COLUMNS: Final = ("group", "agents", "observation", "action")
 
 _ABOUT_KEYS = (
@@ -32,12 +35,12 @@ _ABOUT_KEYS = (
 )
 
 
-def card(frames: "Transitions", statistics: Statistics) -> str:
+def card(frames: "Transitions", episodes: "Trajectories") -> str:
     """Return the card of a dataset as Markdown."""
     about = frames.description
     summary = (
         f"Multi-agent experience in the environment `{about.task}`, collected with "
-        f"marl_collect: {len(frames):,} frames, {statistics.episodes:,} complete "
+        f"marl_collect: {len(frames):,} frames, {len(episodes):,} complete "
         f"episodes, {frames.nbytes / 1e6:,.1f} MB in memory."
     )
     sections = [
@@ -47,10 +50,10 @@ def card(frames: "Transitions", statistics: Statistics) -> str:
         _settings(about.env_kwargs),
         groups_table(about.environment),
         "## Statistics",
-        _episodes(about.environment, statistics),
+        _episodes(episodes),
         "## Keys",
         _ABOUT_KEYS,
-        _keys(frames, statistics.ranges),
+        _keys(frames),
         "## Runs",
         _runs(frames),
         "## Loading",
@@ -85,22 +88,29 @@ def group_rows(environment: EnvDescription) -> Iterator[tuple[str, ...]]:
         yield name, agents, observation, describe_space(stored_action(group))
 
 
-def _episodes(environment: EnvDescription, statistics: Statistics) -> str:
-    if statistics.lengths is None or statistics.team_return is None:
+def _episodes(episodes: "Trajectories") -> str:
+    if not len(episodes):
         return "No episode is complete."
-    groups = environment.groups
-    summaries = {
-        ("return", "all", "team sum"): statistics.team_return,
-        **{
-            ("return", name, agent): summary
-            for name, agents in statistics.returns.items()
-            for agent, summary in zip(groups[name].agents, agents, strict=True)
-        },
-        ("length", "", ""): statistics.lengths,
-    }
-    rows = ((*k, *map(number, vars(s).values())) for k, s in summaries.items())
-    columns = ("per episode", "group", "agent", "mean", "std", "lowest", "highest")
-    return _table(columns, rows)
+    rows = (
+        (group, agent, *map(number, numbers))
+        for group, agent, *numbers in summaries(episodes)
+    )
+    return _table(("group", "agent", *SUMMARY), rows)
+
+
+def summaries(episodes: "Trajectories") -> Iterator[tuple[Any, ...]]:
+    """Yield ``SUMMARY`` of the returns of the team and of each agent, and of lengths.
+
+    With the names of a group and an agent. There is at least one episode.
+    """
+    groups = episodes.description.environment.groups
+    columns: list[Any] = [("all", "team sum", episodes.returns)]
+    for name, returns in episodes.agent_returns.items():
+        agents = zip(groups[name].agents, returns.T, strict=True)
+        columns += ((name, agent, values) for agent, values in agents)
+    columns.append(("all", "length", episodes.lengths))
+    for *names, values in columns:
+        yield (*names, *(float(f(values)) for f in (np.mean, np.std, np.min, np.max)))
 
 
 def describe_space(space: spaces.Space[Any]) -> str:
@@ -116,7 +126,8 @@ def describe_space(space: spaces.Space[Any]) -> str:
     return str(space)
 
 
-def _keys(frames: "Transitions", ranges: Mapping[Key, Range]) -> str:
+def _keys(frames: "Transitions") -> str:
+    ranges = frames.ranges()
     rows = (
         (
             f"`{field.key[0] if len(field.key) == 1 else field.key!r}`",

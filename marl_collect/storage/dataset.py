@@ -1,12 +1,9 @@
-"""Opens a dataset: frames and episodes by their numbers."""
+"""Opens a dataset: its frames and episodes."""
 
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, final
-
-import numpy as np
-from tensordict import TensorDict
 
 from marl_collect.errors import DatasetError
 from marl_collect.files.urls import url_of
@@ -14,7 +11,6 @@ from marl_collect.options import Option, require
 from marl_collect.programs import notebooks
 from marl_collect.storage.cache import Cache, cache_folder, open_cache, user_cache
 from marl_collect.storage.card import card
-from marl_collect.storage.columns import Column
 from marl_collect.storage.copying import fetch
 from marl_collect.storage.description import (
     DatasetDescription,
@@ -29,19 +25,16 @@ from marl_collect.storage.files import (
     read_about,
 )
 from marl_collect.storage.frames import Transitions
-from marl_collect.storage.loading import Loadable
-from marl_collect.storage.statistics import Statistics, ranges_of
 from marl_collect.storage.trajectories import Trajectories
 
 
 @final
-class Dataset(Loadable):
+class Dataset:
     """The frames of one or several folders, in the order of their runs.
 
-    ``dataset[numbers]`` is a TensorDict of frames in new memory. Open a dataset with
-    ``open_dataset``. ``loader`` yields frames ``[n]``; ``transitions``,
-    ``trajectories``, ``trajectories.sequences(length)`` and every selection of keys,
-    frames or episodes have this method too.
+    Open a dataset with ``open_dataset``, and read its ``transitions`` or
+    ``trajectories``. Both, every selection of keys, frames or episodes, and
+    ``trajectories.sequences(length)`` have ``loader``.
 
     Attributes:
         name: its folders, for messages.
@@ -61,60 +54,19 @@ class Dataset(Loadable):
     def __len__(self) -> int:
         return len(self.transitions)
 
-    def __getitem__(self, numbers: Any) -> TensorDict:
-        """Copy frames by their numbers, ``[n]``.
-
-        Raises:
-            IndexError: if a number is out of range.
-        """
-        if not isinstance(numbers, slice):
-            numbers = np.asarray(numbers).reshape(-1)
-        return self.transitions[numbers]
-
-    def __getitems__(self, indices: list[int]) -> TensorDict:
-        return self[indices]
-
-    @property
-    def keys(self) -> tuple[Column, ...]:
-        """Key, shape of a frame, and dtype of every tensor."""
-        return self.transitions.keys
-
-    @property
-    def nbytes(self) -> int:
-        """Size of all frames in memory."""
-        return self.transitions.nbytes
-
     @property
     def run_frames(self) -> list[int]:
         """Number of frames of each run."""
         return list(self.transitions.cache.state.runs.values())
 
     @cached_property
-    def view(self) -> TensorDict:
-        """All frames ``[n]`` without copying, except keys with large frames.
-
-        ``view[numbers]`` copies frames; what is written to the view is not saved.
-        """
-        return self.transitions.nested(self.transitions.views, [len(self)], time=False)
-
-    @cached_property
     def trajectories(self) -> Trajectories:
         """The complete episodes; reads their positions, but not their content."""
         return Trajectories(self.transitions, self.transitions.cache.episodes)
 
-    @cached_property
-    def statistics(self) -> Statistics:
-        """Returns, lengths and the range of each key.
-
-        The first call reads all frames once.
-        """
-        ranges = ranges_of(self.transitions.parts())
-        episodes = self.trajectories
-        return Statistics.of(episodes.lengths, episodes.agent_returns, ranges)
-
     def card(self) -> str:
         """Return what the dataset holds and how to load it, as Markdown."""
-        return card(self.transitions, self.statistics)
+        return card(self.transitions, self.trajectories)
 
     def verify(self) -> None:
         """Decode all files again, and compare what the cache has.

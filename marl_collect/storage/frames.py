@@ -21,7 +21,7 @@ from marl_collect.storage.cache import Cache
 from marl_collect.storage.columns import Column
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.loading import Loadable, item_numbers
-from marl_collect.storage.statistics import Moments, moments_of
+from marl_collect.storage.statistics import Moments, Range, moments_of, ranges_of
 
 _PAGE: Final = mmap.PAGESIZE
 _PART: Final = 20_000
@@ -162,6 +162,13 @@ class Transitions(Loadable):
         if not len(self):
             raise ValueError(f"There are no frames in {self.name}.")
         return moments_of(chosen.parts(), chosen.groups)
+
+    def ranges(self) -> dict[Key, Range]:
+        """Return the lowest and the highest value of each key, over all agents.
+
+        All frames are read once, in parts.
+        """
+        return ranges_of(self.parts())
 
     @cached_property
     def groups(self) -> dict[str, int]:

@@ -1,15 +1,13 @@
-"""Statistics of a dataset: returns, lengths, ranges and moments of keys."""
+"""Ranges and moments of keys."""
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self, final
+from typing import Self, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from marl_collect.core.description import FLAGS, EnvDescription, Key
+from marl_collect.core.description import Key
 
 
 @final
@@ -40,99 +38,6 @@ class Range:
             ends += [known.min().item(), known.max().item()]
         low, high = min(ends, default=None), max(ends, default=None)
         return replace(self, low=low, high=high, nans=self.nans + nans)
-
-
-@final
-@dataclass(frozen=True)
-class Summary:
-    """Describes one number per episode; ``std`` divides by the number of episodes."""
-
-    mean: float
-    std: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: NDArray[Any]) -> Self:
-        """Summarise at least one value, ``[n]``."""
-        return cls(*(float(f(values)) for f in (np.mean, np.std, np.min, np.max)))
-
-
-@final
-@dataclass(frozen=True)
-class Statistics:
-    """Statistics of a dataset.
-
-    Its means have the names that ``Evaluation`` and ``collector.stats()`` have too.
-
-    Attributes:
-        episodes: number of complete episodes; without any, the next three are empty.
-        team_return: sum of the rewards of all agents, per episode.
-        returns: of each agent, by group.
-        lengths: frames of an episode.
-        ranges: lowest and highest value of each key, over all valid frames and agents.
-    """
-
-    episodes: int
-    team_return: Summary | None
-    returns: Mapping[str, tuple[Summary, ...]]
-    lengths: Summary | None
-    ranges: Mapping[Key, Range]
-
-    @property
-    def mean_team_return(self) -> float:
-        """Mean over episodes of the sum over agents; NaN without episodes."""
-        return math.nan if self.team_return is None else self.team_return.mean
-
-    @property
-    def mean_agent_return(self) -> float:
-        """Mean over episodes and agents; NaN without episodes."""
-        count = sum(map(len, self.returns.values()))
-        return self.mean_team_return / count if count else math.nan
-
-    @property
-    def mean_group_returns(self) -> dict[str, float]:
-        """Mean over episodes and the agents of each group, by group."""
-        means = self.mean_returns.items()
-        return {group: sum(agents) / len(agents) for group, agents in means}
-
-    @property
-    def mean_returns(self) -> dict[str, list[float]]:
-        """Mean over episodes of each agent's return, by group."""
-        return {
-            group: [agent.mean for agent in agents]
-            for group, agents in self.returns.items()
-        }
-
-    @property
-    def mean_length(self) -> float:
-        """Mean over episodes of the number of frames; NaN without episodes."""
-        return math.nan if self.lengths is None else self.lengths.mean
-
-    @classmethod
-    def of(
-        cls,
-        lengths: NDArray[np.int64],
-        returns: Mapping[str, NDArray[np.float64]],
-        ranges: Mapping[Key, Range],
-    ) -> Self:
-        """Summarise ``n`` episodes; returns are ``[n, n_agents]``."""
-        if not len(lengths):
-            return cls(0, None, {}, None, ranges)
-        team = np.sum([values.sum(1) for values in returns.values()], 0)
-        agents = {
-            group: tuple(map(Summary.of, values.T)) for group, values in returns.items()
-        }
-        return cls(len(lengths), Summary.of(team), agents, Summary.of(lengths), ranges)
-
-    def main_ranges(self, environment: EnvDescription) -> dict[Key, Range]:
-        """Return the ranges of observations, actions and rewards."""
-        wanted = [
-            *(key for key in environment.observed() if key[-1] not in FLAGS),
-            *environment.actions(),
-            *(("next", *key) for key in environment.outcome()),
-        ]
-        return {key: self.ranges[key] for key in wanted if key in self.ranges}
 
 
 def ranges_of(parts: Iterable[Mapping[Key, torch.Tensor]]) -> dict[Key, Range]:

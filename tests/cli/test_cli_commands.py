@@ -382,5 +382,5 @@ def test_inspect_shows_rewards_of_frames_if_no_episode_has_ended(
     assert len(np.unique(imread(picture)[:, :480, :3])) > 20
     dataset = open_dataset(tmp_path / "d")
     assert card.read_text() == dataset.card()
-    low = dataset.statistics.ranges["hunter", "observation"].low
+    low = dataset.transitions.ranges()["hunter", "observation"].low
     assert f"('hunter', 'observation') {low:,.5g}" in text

@@ -184,7 +184,7 @@ def read(dataset: Dataset | Path) -> list[Frame]:
     """Return all frames of a dataset, or of the folder of one, as bytes by key."""
     if isinstance(dataset, Path):
         dataset = open_dataset(dataset)
-    return flat_frames(dataset[range(len(dataset))])
+    return flat_frames(dataset.transitions[:])
 
 
 def frames_of(*batches: TensorDict) -> list[Frame]:

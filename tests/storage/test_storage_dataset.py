@@ -30,8 +30,6 @@ from marl_collect.storage import dataset as opening
 from marl_collect.storage.card import describe_space
 from marl_collect.storage.statistics import Range
 
-OBSERVATION = ("hunter", "observation")
-
 
 @pytest.fixture
 def path(dataset: Dataset, tmp_path: Path) -> Path:
@@ -40,36 +38,29 @@ def path(dataset: Dataset, tmp_path: Path) -> Path:
     return shutil.copytree(dataset.name, tmp_path / "d", ignore=ignored)
 
 
-def test_statistics_equal_a_recomputation(path: Path) -> None:
-    add_run(path.parent / "more", 2)
-    dataset = open_dataset([path, path.parent / "more"])
-    statistics, episodes = dataset.statistics, list(dataset.trajectories)
-    frames = flatten(dataset.transitions[:])
-    assert statistics.ranges == {
-        key: Range(tensor.min().item(), tensor.max().item(), 0)
-        for key, tensor in frames.items()
-    }
-    assert statistics.episodes == len(episodes) > 0
-    team: Any = 0
-    numbers = [(statistics.lengths, np.array(list(map(len, episodes))))]
-    for group, summaries in statistics.returns.items():
-        rewards = [e["next", group, "reward"].sum((0, 2)).numpy() for e in episodes]
-        returns = np.array(rewards)
-        team = team + returns.sum(1)
-        numbers += zip(summaries, returns.T, strict=True)
-    for summary, values in [*numbers, (statistics.team_return, team)]:
-        expected = values.mean(), values.std(), values.min(), values.max()
-        assert summary is not None
-        assert tuple(vars(summary).values()) == pytest.approx(expected)
-
-
 def test_the_card_shows_what_the_dataset_holds(path: Path) -> None:
     add_run(path, 2)
     dataset = open_dataset(path)
     card = dataset.card()
     assert card == open_dataset(path).card()
     assert card.startswith("# c\n")
-    assert dataset.statistics.lengths is not None
+    frames = flatten(dataset.transitions[:])
+    ranges = {k: Range(v.min().item(), v.max().item()) for k, v in frames.items()}
+    assert dataset.transitions.ranges() == ranges
+    numbers: dict[Any, Any] = {("all", "length"): [*map(len, dataset.trajectories)]}
+    for group, agents in (("hunter", 2), ("prey", 3)):
+        for agent, name in enumerate(f"{group}_{i}" for i in range(agents)):
+            numbers[group, name] = [
+                float(episode["next", group, "reward"][:, agent].sum())
+                for episode in dataset.trajectories
+            ]
+    of_agents = [v for (group, _), v in numbers.items() if group != "all"]
+    numbers["all", "team sum"] = [*map(sum, zip(*of_agents, strict=True))]
+    summarise = np.mean, np.std, np.min, np.max
+    rows = [
+        (*names, *(f"{f(values):,.5g}" for f in summarise))
+        for names, values in numbers.items()
+    ]
     for line in (
         "| `('hunter', 'image')` | [2, 40, 36, 3] | uint8 | 0 | 255 | 0 |",
         "900 frames",
@@ -77,7 +68,7 @@ def test_the_card_shows_what_the_dataset_holds(path: Path) -> None:
         "| kind=random |  |  |",
         "| kind=random |  | python 3.12 |",
         "| prey | 3: prey_0, prey_1, prey_2 | Box [3]",
-        f"| length |  |  | {dataset.statistics.lengths.mean:,.5g} |",
+        *(f"| {' | '.join(row)} |" for row in rows),
     ):
         assert line in card
     columns = {line.count("|") for line in card.splitlines() if line.startswith("| ")}
@@ -122,19 +113,6 @@ def test_several_folders_are_read_as_one(path: Path, tmp_path: Path) -> None:
     for wrong in (b"data", None, 3, [b"data"]):
         with pytest.raises(TypeError, match="path must be a string, a Path or a seq"):
             open_dataset(wrong)
-
-
-def test_a_view_has_all_small_keys_without_copying(path: Path) -> None:
-    dataset = open_dataset(path)
-    numbers = torch.tensor([3, 7, 3])
-    assert (dataset[1:9:3] == dataset[[1, 4, 7]]).all()
-    keys = [key for key in dataset.view.keys(True, True) if "image" not in key]
-    assert (dataset.view[numbers] == dataset.transitions[numbers].select(*keys)).all()
-    assert len(dataset.view) == len(dataset)
-    before = dataset.transitions[:][OBSERVATION].clone()
-    dataset.view[OBSERVATION][0] = 77  # Of this process alone.
-    assert (open_dataset(path).transitions[:][OBSERVATION] == before).all()
-    dataset.verify()  # The files and the cache are as they were.
 
 
 def test_a_selection_is_saved_as_a_dataset(path: Path, tmp_path: Path) -> None:

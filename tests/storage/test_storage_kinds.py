@@ -41,7 +41,7 @@ def test_values_of_every_dtype_and_shape_come_back(
     batches = Stream(extras={"extra": (dtype, shape)}).batches()
     write(tmp_path, batches)
     dataset = open_dataset(tmp_path)
-    frames = dataset[range(24)]
+    frames = dataset.transitions[:]
     assert frames[EXTRA].dtype == dtype
     assert frames[EXTRA].shape == (24, 2, *shape)
     assert flat_frames(frames) == frames_of(*batches)
@@ -58,7 +58,7 @@ def test_values_of_every_dtype_and_shape_come_back(
         assert read_again == episodes[traj_id(read_again[0])]
         assert not any(bytes_of(data[EXTRA][~valid]))
 
-    actual = dataset.statistics.ranges[EXTRA]
+    actual = dataset.transitions.ranges()[EXTRA]
     if dtype.is_complex:
         assert actual == Range()
         with pytest.raises(ValueError, match="complex"):

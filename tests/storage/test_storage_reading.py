@@ -60,7 +60,7 @@ def test_frames_are_read_in_any_order_as_copies(recording: Any, tmp_path: Path) 
     assert transitions[[]].shape == transitions[~mask & mask].shape == (0,)
     # The maps must not prevent pickling, nor be copied; nor our class loading.
     pickled = pickle.dumps(transitions)
-    assert len(pickled) < 20_000 < recording.dataset.nbytes
+    assert len(pickled) < 20_000 < transitions.nbytes
     assert (pickle.loads(pickled)[:] == flat).all()
     transitions[:4].memmap(tmp_path / "frames")
     assert (TensorDict.load_memmap(tmp_path / "frames") == flat[:4]).all()
@@ -221,7 +221,6 @@ def all_tags(batches: Any) -> list[Any]:
 
 
 KINDS = {
-    "dataset": lambda dataset: dataset,
     "transitions": lambda dataset: dataset.transitions,
     "trajectories": lambda dataset: dataset.trajectories,
     "sequences": lambda dataset: dataset.trajectories.sequences(3),
@@ -236,7 +235,7 @@ def test_an_epoch_has_every_item_once(dataset: Dataset, kind: str) -> None:
     epochs = [all_tags(loader) for _ in range(2)]
     assert len(epochs[0]) == len(loader) > 1
     flat = [sorted(chain(*epoch)) for epoch in epochs]
-    single = kind in ("dataset", "transitions")
+    single = kind == "transitions"
     frames = dataset.transitions if single else dataset.trajectories.transitions
     assert flat[0] == flat[1] == sorted(tags(frames[:]))
     assert epochs[0] != epochs[1]
@@ -262,9 +261,9 @@ def test_loops_are_independent_and_workers_change_nothing(
     dataset: Dataset, workers: int
 ) -> None:
     before = {child.pid for child in psutil.Process().children()}
-    alone = dataset.loader(batch_size=16, seed=2)
+    alone = dataset.transitions.loader(batch_size=16, seed=2)
     epochs = [all_tags(alone) for _ in range(3)]
-    loader = dataset.loader(batch_size=16, seed=2, workers=workers)
+    loader = dataset.transitions.loader(batch_size=16, seed=2, workers=workers)
     assert all_tags(b for _, b in zip(range(2), loader, strict=False)) == epochs[0][:2]
     pairs = map(all_tags, zip(loader, loader, strict=True))
     assert [*map(list, zip(*pairs, strict=True))] == epochs[1:]
@@ -282,7 +281,7 @@ import sys
 from marl_collect import open_dataset
 
 multiprocessing.set_start_method("spawn", force=True)  # As TorchRL's import does.
-loader = open_dataset(sys.argv[1]).loader(batch_size=16, seed=2, workers=2)
+loader = open_dataset(sys.argv[1]).transitions.loader(batch_size=16, seed=2, workers=2)
 print(sum(batch.numel() for batch in loader))
 """
 
@@ -301,8 +300,8 @@ def test_worker_processes_need_no_main_guard(dataset: Dataset, tmp_path: Path) -
 def test_batches_are_in_pinned_memory_for_a_gpu(dataset: Dataset, workers: int) -> None:
     # The processes are forked while this one uses the GPU.
     torch.zeros(1, device="cuda")
-    pinned = dataset.loader(batch_size=8, seed=0, workers=workers)
-    plain = dataset.loader(batch_size=8, seed=0)
+    pinned = dataset.transitions.loader(batch_size=8, seed=0, workers=workers)
+    plain = dataset.transitions.loader(batch_size=8, seed=0)
     for batch, expected in zip(pinned, plain, strict=True):
         leaves = batch.values(include_nested=True, leaves_only=True)
         assert all(leaf.is_pinned() for leaf in leaves)
@@ -341,19 +340,19 @@ def test_ranks_are_those_of_torchrun(
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
-        told = dataset.loader(10, seed=0, rank=rank, world_size=2)
-        assert all_tags(dataset.loader(10, seed=0)) == all_tags(told)
-    everything = dataset.loader(10, seed=0, rank=0, world_size=1)
+        told = dataset.transitions.loader(10, seed=0, rank=rank, world_size=2)
+        assert all_tags(dataset.transitions.loader(10, seed=0)) == all_tags(told)
+    everything = dataset.transitions.loader(10, seed=0, rank=0, world_size=1)
     assert sum(map(len, everything)) == len(dataset)
     with pytest.raises(ValueError, match="give all of them one seed"):
-        dataset.loader(10)
+        dataset.transitions.loader(10)
 
 
 @pytest.mark.parametrize("count", [5, 12, 20])  # An epoch has 12 batches.
 def test_a_loader_resumes_with_the_next_batch(dataset: Dataset, count: int) -> None:
-    alone = dataset.loader(batch_size=50, seed=3)
+    alone = dataset.transitions.loader(batch_size=50, seed=3)
     expected = [tags(batch) for _ in range(3) for batch in alone]
-    first = dataset.loader(batch_size=50, seed=3)
+    first = dataset.transitions.loader(batch_size=50, seed=3)
     batches = chain.from_iterable(iter(first) for _ in range(3))
     actual = [tags(batch) for _, batch in zip(range(count), batches, strict=False)]
     state = pickle.loads(pickle.dumps(first.state_dict()))
@@ -361,14 +360,14 @@ def test_a_loader_resumes_with_the_next_batch(dataset: Dataset, count: int) -> N
     epoch = -(-count // len(first))
     assert all_tags(first) == expected[epoch * len(first) :][: len(first)]
     assert first.epoch == epoch + 1
-    for second in (first, dataset.loader(batch_size=50, seed=99)):
+    for second in (first, dataset.transitions.loader(batch_size=50, seed=99)):
         second.load_state_dict(state)
         both = actual + [tags(batch) for _ in range(2) for batch in second]
         assert both == expected[: (count // len(first) + 2) * len(first)]
     others: tuple[dict[str, Any], ...]
     others = {"batch_size": 9}, {"shuffle": False}, {"drop_last": True}
     for option in others:
-        other = dataset.loader(**({"batch_size": 50} | option))
+        other = dataset.transitions.loader(**({"batch_size": 50} | option))
         with pytest.raises(ValueError, match=f"with {next(iter(option))} .*same arg"):
             other.load_state_dict(state)
 
@@ -393,12 +392,20 @@ def test_a_plain_data_loader_reads_whole_batches(dataset: Any, workers: int) -> 
 
 
 REFUSALS = {
-    "batch_size must be an integer of at least 1": lambda d: d.loader(0),
-    "workers must be an integer of at least 0": lambda d: d.loader(2, workers=-1),
-    "drop_last leaves no batch of 999 ": lambda d: d.loader(999, drop_last=True),
-    "give all of them one seed": lambda d: d.loader(1, rank=0, world_size=2),
-    "rank is 2 and world_size is 2": lambda d: d.loader(1, rank=2, world_size=2),
-    "pass both, or neither": lambda d: d.loader(1, rank=1, seed=0),
+    "batch_size must be an integer of at least 1": lambda d: d.transitions.loader(0),
+    "workers must be an integer of at least 0": lambda d: d.transitions.loader(
+        2, workers=-1
+    ),
+    "drop_last leaves no batch of 999 ": lambda d: d.transitions.loader(
+        999, drop_last=True
+    ),
+    "give all of them one seed": lambda d: d.transitions.loader(
+        1, rank=0, world_size=2
+    ),
+    "rank is 2 and world_size is 2": lambda d: d.transitions.loader(
+        1, rank=2, world_size=2
+    ),
+    "pass both, or neither": lambda d: d.transitions.loader(1, rank=1, seed=0),
     "length must be .* at least 1, but is 0": lambda d: d.trajectories.sequences(0),
     "length must be an integer .*2.5": lambda d: d.trajectories.sequences(2.5),
     "length must be an integer .*'3'": lambda d: d.trajectories.sequences("3"),
