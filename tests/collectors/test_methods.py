@@ -10,12 +10,18 @@ from typing import Any
 import pytest
 import torch
 from collector_tools import collect_from_all
+from support.internals import pool_of
 from tensordict.nn import TensorDictModule
 from tests_policies import Level, level_policy
 from workloads.counting import CountingEnv, UnpicklableError
 
-from marl_collect import EnvWrapper
-from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect import Collector, EnvWrapper, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.collectors import (
+    MultiaSyncDataCollector,
+    MultiSyncDataCollector,
+    SyncDataCollector,
+)
+from marl_collect.collectors.arguments import sized_workers
 from marl_collect.errors import WorkerError, worker_error_of
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
@@ -346,3 +352,147 @@ def test_a_policys_own_deepcopy_is_used() -> None:
         assert OwnCopy.copies > before
         assert (collector.next()["prey", "action"] == 0.5).all()
         assert policy.module.level.is_meta
+
+
+FACTORIES = [CountingEnv] * 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "outline"),
+    [
+        (Collector, {}, "4 environments, [4, 10]"),
+        (MultiSyncCollector, {"num_workers": 2}, "2 workers x 2 environments, [4, 10]"),
+        (
+            MultiAsyncCollector,
+            {"num_workers": 2},
+            "2 workers x 2 environments, [2, 20]",
+        ),
+        (MultiSyncCollector, {}, "4 workers x 1 environment, [4, 10]"),
+    ],
+)
+def test_the_repr_has_size_version_and_frames(
+    kind: Any, options: dict[str, Any], outline: str
+) -> None:
+    with kind(FACTORIES, frames_per_batch=40, seed=0, **options) as collector:
+        name = kind.__name__
+        assert repr(collector) == f"{name}({outline}, version 0, 0 frames)"
+        for _ in range(30):
+            collector.next()
+        after = f"{name}({outline}, version 0, 1,200 frames"
+        assert repr(collector) == f"{after})"
+    assert repr(collector) == f"{after}, closed)"
+
+
+def test_the_repr_has_the_version_of_the_last_update() -> None:
+    with Collector(CountingEnv, frames_per_batch=5) as collector:
+        collector.load_state_dict(collector.state_dict() | {"policy_version": 12})
+        assert "1 environment, [1, 5], version 12, 0 frames" in repr(collector)
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])
+def test_a_collector_that_was_not_started_has_a_repr(kind: Any) -> None:
+    assert repr(kind.__new__(kind)) == f"{kind.__name__}(not started)"
+
+
+def test_the_repr_does_not_contact_workers() -> None:
+    with MultiSyncCollector(FACTORIES, frames_per_batch=40, num_workers=2) as collector:
+        pool_of(collector).close(1.0)
+        assert repr(collector).startswith("MultiSyncCollector(2 workers x 2 ")
+
+
+def test_workers_of_different_sizes_are_summed() -> None:
+    assert sized_workers([1, 3]) == "2 workers, 4 environments"
+
+
+def collector(kind: Any = Collector, **options: Any) -> Any:
+    return kind([CountingEnv] * 2, **{"frames_per_batch": 10, **options})
+
+
+def test_a_collector_tells_its_size_and_whether_it_is_complete() -> None:
+    with collector(total_frames=20) as limited:
+        assert limited.total_frames == 20
+        assert limited.requested_frames_per_batch == 10
+        for expected in (False, True):
+            limited.next()
+            stats = limited.stats()
+            assert stats["total_frames"] == 20
+            assert stats["requested_frames_per_batch"] == 10
+            assert stats["completed"] is expected
+    with collector() as endless:
+        assert endless.total_frames == -1
+        assert "completed" not in endless.stats()
+
+
+def test_torchrls_older_names() -> None:
+    assert SyncDataCollector is Collector
+    assert MultiSyncDataCollector is MultiSyncCollector
+    assert MultiaSyncDataCollector is MultiAsyncCollector
+
+
+def test_set_seed_and_shutdown_take_torchrls_arguments() -> None:
+    first = collector()
+    assert first.set_seed(3, True) == 3
+    with pytest.raises(ValueError, match="close_env=False is not possible"):
+        first.shutdown(close_env=False)
+    first.shutdown(None, close_env=True)
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("map_fn", "getattr_env"), ("get_policy_version", "use policy_version")],
+)
+def test_a_method_without_a_place_here_names_the_way(
+    kind: Any, name: str, advice: str
+) -> None:
+    with (
+        collector(kind) as running,
+        pytest.raises(
+            AttributeError, match=rf"{kind.__name__} has no {name}: .*{advice}"
+        ),
+    ):
+        getattr(running, name)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"track_policy_version": True, "max_frames_per_traj": 3},
+        {"cat_results": "stack", "envs_per_worker": 2, "frames_per_batch": 40},
+        {"cat_results": 0},
+        {"cat_results": -1, "envs_per_worker": 2, "frames_per_batch": 40},
+    ],
+    ids=str,
+)
+def test_a_fake_batch_has_the_keys_shapes_and_dtypes_of_a_batch(
+    options: dict[str, Any],
+) -> None:
+    kind = MultiSyncCollector if "cat_results" in options else Collector
+    with collector(kind, **options) as running:
+        fake, batch = running.fake_tensordict(), running.next()
+    assert fake.shape == batch.shape
+    assert fake.names == batch.names == [*[None] * (batch.ndim - 1), "time"]
+    keys = set(batch.keys(True, True))
+    assert set(fake.keys(True, True)) == keys
+    for key in keys:
+        assert fake[key].dtype == batch[key].dtype
+        assert fake[key].shape == batch[key].shape
+        assert not fake[key].any()
+
+
+def test_an_asynchronous_collector_has_no_fake_batch() -> None:
+    with (
+        collector(MultiAsyncCollector) as running,
+        pytest.raises(NotImplementedError, match="next"),
+    ):
+        running.fake_tensordict()
+
+
+def test_an_error_within_a_property_is_not_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with collector() as running, monkeypatch.context() as patch:
+        patch.delattr(running, "_source")
+        with pytest.raises(AttributeError, match="no attribute '_source'"):
+            _ = running.description

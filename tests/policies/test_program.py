@@ -1,13 +1,25 @@
-"""Repeated operations compute the results of the recorded call on other inputs."""
+"""Recorded, rewritten and elementary operations compute what torch's calls compute."""
 
+import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
 
+from marl_collect.policies.fused.draws import drawing
+from marl_collect.policies.fused.elementary import ElementaryOperations
+from marl_collect.policies.fused.numpy_calls import run_quietly
 from marl_collect.policies.fused.program import Program
-from marl_collect.policies.fused.record import NotRepeatableError, record
+from marl_collect.policies.fused.record import (
+    NotRepeatableError,
+    OperationObserver,
+    TensorOp,
+    record,
+)
+from marl_collect.policies.fused.rewrite import with_dense_operands, with_log_softmax
 
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "views": lambda x: x.t()[1:].reshape(-1).unsqueeze(0) + 1,
@@ -110,3 +122,258 @@ def test_calls_that_cannot_be_repeated_are_refused(
     x = torch.randn(3)
     with pytest.raises(NotRepeatableError):
         record(lambda: call(x))
+
+
+def halves(x: Tensor) -> Tensor:
+    loc, scale = (x * 2).split(2, -1)
+    scale = scale.exp()
+    return (loc + scale) * loc - scale
+
+
+def in_place(x: Tensor) -> Tensor:
+    y = x * 2
+    view = y[:, :2]
+    before = view + 1
+    y.add_(1)
+    return before * view
+
+
+REWRITTEN: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "halves": (halves, 2),
+    "an input's part": (lambda x: x[:, 1:] + x[:, :-1].log_softmax(-1), 2),
+    "changed in place": (in_place, 0),
+    "columns beside rows": (lambda x: x[:, :3] * x[:, 1:].t(), 2),
+    "dense": (lambda x: x + 1, 0),
+    "columns in a row": (lambda x: x.t() + 1, 0),
+    "not elementwise": (lambda x: x[:, :2] @ x[:2], 0),
+}
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_parts_are_copied_once_and_results_are_the_same(name: str) -> None:
+    call, copies = REWRITTEN[name]
+    x = torch.randn(3, 4)
+    result, recorded = record(lambda: call(x))
+    operations = with_dense_operands(recorded, 12)
+    assert len(operations) == len(recorded) + copies
+    program = Program(operations, [x], [result])
+    for _ in range(3):
+        x.normal_()
+        assert program.prepare()
+        assert program.run()
+        torch.testing.assert_close(result, call(x))
+
+
+def test_large_parts_are_not_copied() -> None:
+    x = torch.randn(3, 4)
+    _, operations = record(lambda: halves(x))
+    assert len(with_dense_operands(operations, 5)) == len(operations)
+
+
+def normalised(x: Tensor) -> Tensor:
+    logits = x - x.logsumexp(-1, keepdim=True)
+    return logits.softmax(-1) * 2 + logits
+
+
+def summed_twice(x: Tensor) -> Tensor:
+    total = x.logsumexp(0, keepdim=True)
+    return (x - total) * total
+
+
+def written_between(x: Tensor) -> Tensor:
+    y = x * 2
+    total = y.logsumexp(-1, keepdim=True)
+    y.add_(1)
+    return y - total
+
+
+def written_after(x: Tensor) -> Tensor:
+    logits = x.log_softmax(-1)
+    return logits.add_(1).softmax(-1)
+
+
+SOFTMAXES: dict[str, tuple[Callable[[Tensor], Tensor], list[str]]] = {
+    "of a distribution": (
+        normalised,
+        ["logsumexp", "_log_softmax", "exp", "mul", "add"],
+    ),
+    "of transposed logits": (
+        lambda x: normalised(x.t()),
+        ["t", "logsumexp", "_log_softmax", "clone", "exp", "mul", "add"],
+    ),
+    "sum used twice": (summed_twice, ["logsumexp", "_log_softmax", "mul"]),
+    "written between": (written_between, ["mul", "logsumexp", "add_", "sub"]),
+    "written after": (written_after, ["_log_softmax", "add_", "_softmax"]),
+    "another dimension": (
+        lambda x: x.log_softmax(0).softmax(1),
+        ["_log_softmax", "_softmax"],
+    ),
+    "of another tensor": (
+        lambda x: x - (x * 2).logsumexp(-1, keepdim=True),
+        ["mul", "logsumexp", "sub"],
+    ),
+    "of two dimensions": (
+        lambda x: x - x.logsumexp((0, 1), keepdim=True),
+        ["logsumexp", "sub"],
+    ),
+    "of a square": (lambda x: x - x.logsumexp(-1), ["logsumexp", "sub"]),
+    "scaled": (
+        lambda x: x.sub(x.logsumexp(-1, keepdim=True), alpha=2),
+        ["logsumexp", "sub"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_normalised_logarithms_are_computed_at_once(name: str) -> None:
+    call, names = SOFTMAXES[name]
+    x = torch.randn(3, 3)
+    result, recorded = record(lambda: call(x))
+    rewritten = with_log_softmax(recorded)
+    assert [operation.name for operation in rewritten] == names
+    program = Program(rewritten, [x], [result])
+    unused = {"of a distribution": 1, "of transposed logits": 2}  # And the view.
+    assert program.size == len(names) - unused.get(name, 0)
+    for values in (torch.randn(3, 3), torch.randn(3, 3) * 1e4):
+        values[0, 0] = -torch.inf
+        x.copy_(values)
+        assert program.run()
+        torch.testing.assert_close(result, call(x), equal_nan=True)
+
+
+KINDS: Any = pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+TORCHS = {"mkldnn_rnn_layer", "unsafe_split", "unsafe_chunk", "sigmoid_"}
+"""What torch's functions run, and elementary operations do not."""
+
+
+def states(net: Any, rows: int) -> Any:
+    shape = (net.num_layers * (2 if net.bidirectional else 1), rows, net.hidden_size)
+    h, c = torch.randn(shape), torch.randn(shape)
+    return h if isinstance(net, nn.GRU) else (h, c)
+
+
+def flat(result: Any) -> list[torch.Tensor]:
+    out, after = result
+    out = out.data if isinstance(out, nn.utils.rnn.PackedSequence) else out
+    return [out, *(after if isinstance(after, tuple) else (after,))]
+
+
+class Names(OperationObserver):
+    """Notes the names of operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def ran(self, operation: TensorOp) -> None:
+        self.names.add(operation.name)
+
+
+def check(net: Any, x: Any, *arguments: Any, replaced: bool) -> None:
+    """Compare the results, and check that the operations are or are not torch's."""
+    with torch.no_grad():
+        torch.manual_seed(1)
+        expected = flat(net(x, *arguments))
+        torch.manual_seed(1)
+        with ElementaryOperations(), Names() as observer:
+            result = net(x, *arguments)
+    for ours, theirs in zip(flat(result), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert replaced != bool(observer.names & TORCHS), observer.names
+
+
+@KINDS
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_step_is_elementary(kind: Any, bias: bool, layers: int, rows: int) -> None:
+    torch.manual_seed(0)
+    for batch_first, with_state in itertools.product((True, False), repeat=2):
+        net = kind(6, 16, layers, bias=bias, batch_first=batch_first)
+        x = torch.randn(rows, 1, 6) if batch_first else torch.randn(1, rows, 6)
+        check(net, x, *([states(net, rows)] if with_state else []), replaced=True)
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("steps", "options"),
+    [(2, {}), (1, {"bidirectional": True}), (1, {"dropout": 0.5, "num_layers": 2})],
+    ids=["two steps", "both directions", "dropout"],
+)
+def test_other_calls_are_left_to_torch(
+    kind: Any, steps: int, options: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    net = kind(3, 4, batch_first=True, **options)
+    check(net, torch.randn(5, steps, 3), states(net, 5), replaced=False)
+
+
+@KINDS
+def test_packed_sequences_are_left_to_torch(kind: Any) -> None:
+    torch.manual_seed(0)
+    net = kind(3, 4)
+    packed = pack_sequence([torch.randn(1, 3), torch.randn(1, 3)])
+    check(net, packed, states(net, 2), replaced=False)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
+def test_projections_are_left_to_torch() -> None:
+    torch.manual_seed(0)
+    net = nn.LSTM(3, 4, proj_size=2, batch_first=True)
+    kv = (torch.randn(1, 5, 2), torch.randn(1, 5, 4))
+    check(net, torch.randn(5, 1, 3), kv, replaced=False)
+
+
+DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "multinomial": lambda x: torch.multinomial(x, 1, replacement=True),
+    "multinomial without replacement": lambda x: torch.multinomial(x, 1),
+    "normal": lambda x: torch.normal(x, x + 1),
+    "randn_like": torch.randn_like,
+    "rand_like": torch.rand_like,
+    "normal of a row": lambda x: torch.normal(x[:1], x),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("name", DRAWS)
+def test_the_same_numbers_are_drawn(name: str, rows: int) -> None:
+    values = torch.rand(rows, 5)
+    out, operations = record(lambda: DRAWS[name](values))
+    (operation,) = (op for op in operations if op.random)
+    assert drawing(operation, out) is not None
+    program = Program(operations, [values], [out])
+    for seed in range(20):
+        torch.manual_seed(seed)
+        values.copy_(torch.rand(rows, 5))
+        before = torch.get_rng_state()
+        expected = DRAWS[name](values)
+        after = torch.get_rng_state()
+        torch.set_rng_state(before)
+        assert program.run()
+        assert torch.equal(out, expected)
+        assert torch.equal(torch.get_rng_state(), after)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "error"),
+    [
+        ("multinomial", [float("nan"), 1.0, 1.0], "either `inf`, `nan` or element < 0"),
+        ("multinomial", [float("inf"), 1.0, 1.0], "either `inf`, `nan` or element < 0"),
+        ("multinomial", [-1.0, 1.0, 1.0], "either `inf`, `nan` or element < 0"),
+        ("multinomial", [0.0, 0.0, 0.0], "sum of probabilities <= 0"),
+        ("normal", [-2.0, 1.0, 1.0], "std >= 0.0"),
+    ],
+)
+def test_torch_raises_its_errors(name: str, row: list[float], error: str) -> None:
+    values = torch.rand(2, 3)
+    out, operations = record(lambda: DRAWS[name](values))
+    program = Program(operations, [values], [out])
+    values[1] = torch.tensor(row)
+    with pytest.raises(RuntimeError, match=error):
+        program.run()
+
+
+def test_several_indices_per_row_are_left_to_torch() -> None:
+    values = torch.rand(2, 3)
+    out, (operation,) = record(lambda: torch.multinomial(values, 2))
+    assert run_quietly(drawing, operation, out) is None

@@ -3,12 +3,15 @@
 import ctypes
 import gc
 import os
+import pickle
 import signal
+import socket
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from itertools import count
+from multiprocessing.connection import Connection  # noqa: TID251 - what it uses
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,8 @@ from support.processes import SOON, suspend, wait_until
 from marl_collect.errors import WorkerError
 from marl_collect.processes import Phase, WorkerContext, WorkerPool, worker_handle
 from marl_collect.processes.launcher import StartMethod
-from marl_collect.processes.status_board import MESSAGES_READ, PHASE, STEPS
+from marl_collect.processes.status_board import MESSAGES_READ, PHASE, STEPS, StatusBoard
+from marl_collect.processes.worker_handle import WorkerHandle
 
 
 @pytest.fixture
@@ -386,3 +390,42 @@ def test_a_restart_forgets_the_old_failure_and_keeps_the_steps(
     assert pool.receive() == (1, "new")
     cells = pool.status_board.lines[1].cells
     assert (cells[STEPS], cells[MESSAGES_READ]) == (100, 1)
+
+
+class DyingChild:
+    """Writes its last messages just before its exit code is read."""
+
+    pid = 123
+    sentinel = 0
+
+    def __init__(self, last_words: list[object]) -> None:
+        ours, theirs = socket.socketpair()
+        self.connection = Connection(ours.detach())  # To a WorkerHandle.
+        self._theirs = Connection(theirs.detach())
+        self._last_words = last_words
+
+    def poll(self) -> int:
+        for message in self._last_words:
+            self._theirs.send_bytes(pickle.dumps(message))
+        self._last_words = []
+        self._theirs.close()
+        return -9
+
+    def describe_end(self) -> str:
+        return "as it should"
+
+
+@pytest.mark.parametrize("reads_ahead", [False, True])
+def test_messages_written_between_two_checks_are_read_before_the_death(
+    reads_ahead: bool,
+) -> None:
+    status_board = StatusBoard.create(1)
+    child: Any = DyingChild(["first", "second"])
+    handle = WorkerHandle(0, status_board.lines[0], child, child.connection)
+    if reads_ahead:
+        handle.read_ahead()
+    assert [handle.next_message(), handle.next_message()] == ["first", "second"]
+    for read in (handle.next_message, handle.read_ahead, handle.next_message):
+        with pytest.raises(WorkerError, match="unexpectedly in start: as it should"):
+            read()
+    status_board.close()
