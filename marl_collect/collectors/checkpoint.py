@@ -1,7 +1,7 @@
 """Converts a collector's state to plain data and back."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from marl_collect.collectors.arguments import counted
+from marl_collect.collectors.delivery import Source
 from marl_collect.collectors.publish import Publisher
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.core.description import EnvDescription
@@ -38,10 +40,9 @@ _KEYS = {
 }
 
 
-def pack(
-    statistics: Statistics, weights: Publisher, workers: list[Any]
-) -> dict[str, Any]:
+def pack(source: Source) -> dict[str, Any]:
     """Return counters, weights and the workers' states as plain data."""
+    statistics, weights = source.statistics, source.weights
     module = weights.policy.module
     parameters = None
     if isinstance(module, torch.nn.Module):
@@ -56,7 +57,7 @@ def pack(
         "seconds": {name: getattr(statistics, name) for name in _SECONDS},
         "recent": [asdict(episode) for episode in statistics.recent],
         "policy_state_dict": parameters,
-        "workers": [_storable(worker) for worker in workers],
+        "workers": [_storable(worker) for worker in source.states()],
         "policy_version": weights.version,
         "policy_versions": weights.versions(),
         "published": [
@@ -74,17 +75,26 @@ def _same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) ->
 
 def unpack(
     state_dict: Mapping[str, Any],
-    description: EnvDescription,
-    weights: Publisher,
+    source: Source,
+    numbering: Mapping[str, int | None],
+    level: int | None,
 ) -> list[Any]:
-    """Return the workers' states, after checking the whole state.
+    """Return the workers' states, after checking all but the trajectories.
+
+    Args:
+        state_dict: of a collector with the same arguments.
+        source: of the collector, which is to resume from the state.
+        numbering: of its environments.
+        level: of the curriculum, if there is one.
 
     Raises:
         TypeError: if it is no mapping.
         KeyError: if the mapping is not the state of a collector.
         AttributeError: if it has a call of a method that is not public.
-        ValueError: if its weights do not fit this policy.
+        ValueError: if its weights do not fit this policy, if its workers, environments
+            or their numbers are others, or if only one of the two has a curriculum.
     """
+    description = source.description
     if not description.repeats:
         warn(
             f"{description.name} does not repeat its episodes, so its environments "
@@ -102,20 +112,29 @@ def unpack(
             f"{sorted(missing)} are missing; found {sorted(map(str, state_dict))}. "
             "Pass a policy's weights to update_policy_weights_()."
         )
-    _check_weights(state_dict, weights)
+    _check_weights(state_dict, source.weights)
     workers = [_restored(worker) for worker in state_dict["workers"]]
     for worker in workers:
         for call in calls_of(worker["calls"]).values():
             check_name("state", call.name)
     if description.repeats and any(_lacks_actions(w).any() for w in workers):
         warn(ACTIONS_DISCARDED.format(description.name))
+    _check_numbering(state_dict["numbering"], numbering)
+    _check_workers(workers, source.sizes)
+    if (state_dict["level"] is None) != (level is None):
+        which = "collector, but not the state,"
+        if level is None:
+            which = "state, but not the collector,"
+        raise ValueError(
+            f"The {which} has a curriculum: build the collector with the arguments the "
+            "state was saved with."
+        )
     return workers
 
 
-def restore(
-    state_dict: Mapping[str, Any], statistics: Statistics, weights: Publisher
-) -> None:
+def restore(state_dict: Mapping[str, Any], source: Source) -> None:
     """Restore counters, the trainer's module, and all workers' weights and versions."""
+    statistics, weights = source.statistics, source.weights
     policy, parameters = weights.policy, state_dict["policy_state_dict"]
     if parameters is not None and isinstance(policy.module, torch.nn.Module):
         policy.module.load_state_dict(parameters)
@@ -143,25 +162,28 @@ def restore(
     weights.restore(parts, state_dict["policy_version"])
 
 
-def warn_if_not_resumed(
+def note_resumed(
+    statistics: Statistics,
     description: EnvDescription,
-    states: Sequence[Any],
-    running: Sequence[int],
+    resumed: Iterable[tuple[range, Any, Sequence[int]]],
 ) -> None:
-    """Warn if environments did not resume their episodes although they could repeat.
+    """Count the episodes of loaded states that were not resumed.
 
     Args:
+        statistics: in which they are counted.
         description: of the environments.
-        states: the loaded states of the workers.
-        running: number of each environment's running episode after loading.
+        resumed: of each rollout: the indices of its environments, the state that it has
+            loaded, and the numbers of their running episodes afterwards.
+
+    Warns:
+        UserWarning: if some were not although they could be repeated.
     """
-    first = 0
     diverged = False
-    for state in states:
-        end = first + len(state["environments"]["begun"])
-        lost = left_behind(state["environments"], running[first:end])
+    for environments, state, running in resumed:
+        lost = left_behind(state["environments"], running)
+        episodes = state["environments"]["episode"][lost].tolist()
+        statistics.cut([environments[k] for k in lost], episodes)
         diverged |= bool((~_lacks_actions(state)[lost]).any())
-        first = end
     if description.repeats and diverged:
         warn(REPLAY_DIVERGED.format(description.name))
 
@@ -200,16 +222,13 @@ def _shapes(weights: Mapping[str, Any]) -> dict[str, str]:
     return {name: f"{list(getattr(w, 'shape', ()))}" for name, w in weights.items()}
 
 
-def check_numbering(
+def _check_numbering(
     saved: Mapping[str, int | None], current: Mapping[str, int | None]
 ) -> None:
     """Check that a state is resumed with the numbers of environments it was saved with.
 
     The states of some workers of a collector may be loaded into one that has the number
     of these workers: ``worker_idx`` is compared only if both have one.
-
-    Raises:
-        ValueError: if rank, number of ranks or ``worker_idx`` differ.
     """
     ranks = ("rank", "world_size")
     indices = {saved["worker_idx"], current["worker_idx"]} - {None}
@@ -221,47 +240,23 @@ def check_numbering(
         )
 
 
-def check_level(saved: int | None, current: int | None) -> None:
-    """Check that a state has the level of a curriculum if the collector has one.
-
-    Raises:
-        ValueError: if only one of them has a curriculum.
-    """
-    if (saved is None) != (current is None):
-        which = "state, but not the collector,"
-        if saved is None:
-            which = "collector, but not the state,"
-        raise ValueError(
-            f"The {which} has a curriculum: build the collector with the arguments the "
-            "state was saved with."
-        )
-
-
 def _numbered(numbering: Mapping[str, int | None]) -> str:
     if numbering["worker_idx"] is not None:
         return f"worker_idx {numbering['worker_idx']}"
     return f"rank {numbering['rank']} of {numbering['world_size']}"
 
 
-def check_workers(states: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> None:
-    """Check that states are those of workers with these numbers of environments.
-
-    Raises:
-        ValueError: if there are other workers or environments.
-    """
-    advice = "build the same kind of collector with the arguments it was saved with."
-    if len(states) != len(sizes):
+def _check_workers(states: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> None:
+    """Check that states are those of workers with these numbers of environments."""
+    saved = [len(state["environments"]["begun"]) for state in states]
+    there, here = (
+        f"{counted(len(n), 'worker')} with {list(n)}" for n in (saved, sizes)
+    )
+    if there != here:
         raise ValueError(
-            f"The state has {len(states)} workers, but this collector has "
-            f"{len(sizes)}: {advice}"
+            f"The state has {there} environments, but this collector has {here}: build "
+            "the same kind of collector with the arguments it was saved with."
         )
-    for worker, (state, size) in enumerate(zip(states, sizes, strict=True)):
-        saved = len(state["environments"]["begun"])
-        if saved != size:
-            raise ValueError(
-                f"The state of worker {worker} has {saved} environments, but this "
-                f"worker has {size}: {advice}"
-            )
 
 
 def _lacks_actions(worker: Mapping[str, Any]) -> NDArray[np.bool_]:

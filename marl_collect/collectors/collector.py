@@ -1,4 +1,4 @@
-"""The interface that all collectors share, and what fills their slots."""
+"""The interface that all collectors share."""
 
 import math
 import os
@@ -6,11 +6,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from tensordict import TensorDict, TensorDictBase
 
-from marl_collect.buffers.layout import Layout
 from marl_collect.collectors.arguments import (
     are_by_worker,
     chosen_workers,
@@ -19,19 +18,10 @@ from marl_collect.collectors.arguments import (
     plain,
     the_only,
 )
-from marl_collect.collectors.checkpoint import (
-    check_level,
-    check_numbering,
-    check_workers,
-    pack,
-    restore,
-    unpack,
-    warn_if_not_resumed,
-)
-from marl_collect.collectors.delivery import Delivery, FilledSlot
+from marl_collect.collectors.checkpoint import pack, restore, unpack
+from marl_collect.collectors.delivery import Delivery, Source
 from marl_collect.collectors.options import LEVEL, TORCHRL_ATTRIBUTES, CollectorOptions
-from marl_collect.collectors.publish import Publisher
-from marl_collect.collectors.statistics import Statistics, of_all_ranks
+from marl_collect.collectors.statistics import of_all_ranks
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.seeding import checked_seed, next_seed
 from marl_collect.core.torchrl_names import missing_attribute
@@ -45,84 +35,6 @@ from marl_collect.processes.closing import (
 )
 from marl_collect.programs.notebooks import statistics
 from marl_collect.rollout.env_calls import EnvCall
-
-
-class Source(Protocol):
-    """Fills slots: environments, policy and memory of one kind of collector.
-
-    It is ``Teams``, or the ``OwnRollout`` of a ``Collector``.
-
-    Attributes:
-        description: of the environments.
-        sizes: number of environments of each worker.
-        shape: layout of all batches and ``sizes``; None if batches vary.
-        batch_frames: frames of one batch.
-        weights: the policy's weights.
-        statistics: counts what happens.
-        works_in_forks: whether a forked process may use it as well.
-        keeps_state: whether ``states`` works after ``close`` too.
-    """
-
-    description: EnvDescription
-    sizes: list[int]
-    shape: tuple[Layout, list[int]] | None
-    batch_frames: int
-    weights: Publisher
-    statistics: Statistics
-    works_in_forks: bool
-    keeps_state: bool
-
-    def fill(self, *, random: bool, delivered: int) -> FilledSlot:
-        """Fill one slot.
-
-        Args:
-            random: take random actions instead of the policy's.
-            delivered: frames of all earlier batches; limits how far to prefetch.
-        """
-
-    def begin_episodes(
-        self, workers: Sequence[int] | None = None, seed: int | None = None
-    ) -> None:
-        """Begin new episodes.
-
-        Args:
-            workers: their indices; None for all.
-            seed: from which all workers derive all random numbers from now on.
-        """
-
-    def states(self) -> list[Any]:
-        """Return the state of every worker, for ``load``."""
-
-    def load(self, states: list[Any]) -> tuple[int, ...]:
-        """Resume from these states; return the number of each running episode."""
-
-    def attribute(self, owner: str, name: str) -> list[Any]:
-        """Return an attribute of every worker's ``"env"`` or ``"policy"``."""
-
-    def call_env(self, call: EnvCall) -> list[Any]:
-        """Call a method in environments, whose rows count over all workers.
-
-        Returns:
-            A result for each environment, or one for each simulator, in their order.
-        """
-
-    def set_level(self, level: int) -> None:
-        """Set the curriculum's level for episodes of the batches begun from now on."""
-
-    def explain(self) -> list[str]:
-        """Return how each worker's policy runs, and why, also after ``close``."""
-
-    def steps(self) -> int:
-        """Return the frames stepped so far, from any thread."""
-
-    def metrics(self) -> dict[str, Any]:
-        """Return entries of ``stats()`` in addition to ``statistics``."""
-
-    def outline(self) -> str:
-        """Describe workers, environments and batch shape; also after ``close``."""
-
-    def close(self, timeout: float) -> None:
-        """Release all resources within ``timeout`` seconds."""
 
 
 class CollectorBase:
@@ -317,11 +229,11 @@ class CollectorBase:
                         "are those of the whole policy: omit worker_ids and model_id."
                     )
                 workers = listed_workers(list(source), number)
-                by_worker = zip(workers, source.values(), strict=True)
-                self._weights.publish_each(dict(by_worker))
-                return
-            tensors = self._policy.chosen(source, model_id, weights_dict)
-            self._weights.publish(tensors, chosen)
+                tensors = map(self._policy.tensors, source.values())
+                parts: list[Any] = [*zip(tensors, ([k] for k in workers), strict=True)]
+            else:
+                parts = [(self._policy.chosen(source, model_id, weights_dict), chosen)]
+            self._weights.publish(*parts)
 
     def receive_weights(self, policy_or_weights: Any = None) -> None:
         """Update the weights with these, or with those of ``weight_recv_schemes``."""
@@ -383,13 +295,13 @@ class CollectorBase:
         Raises:
             Exception: the error that ended the thread, if any.
         """
-        started = time.monotonic()
+        deadline = time.monotonic() + timeout
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(timeout)
         # Workers always get the time to end by themselves.
-        left = timeout - (time.monotonic() - started)
-        self.shutdown(max(left, min(timeout, ERROR_CLOSE_SECONDS)))
+        least = min(timeout, ERROR_CLOSE_SECONDS)
+        self.shutdown(max(deadline - time.monotonic(), least))
         if isinstance(self._error, Exception):
             raise self._error
 
@@ -476,13 +388,9 @@ class CollectorBase:
                 it was interrupted within a batch.
         """
         with self._asking(closed=self._source.keeps_state and not self._error):
-            workers = self._source.states()
-            state = pack(self._statistics, self._weights, workers)
-            trajectories = self._delivery.state()
-            numbering = self._options.numbering
-            return state | {
-                "trajectories": trajectories,
-                "numbering": numbering,
+            return pack(self._source) | {
+                "trajectories": self._delivery.state(),
+                "numbering": self._options.numbering,
                 "level": self._level,
             }
 
@@ -501,16 +409,14 @@ class CollectorBase:
                 or if trajectories have other keys; nothing changes.
         """
         with self._asking():
-            states = unpack(state_dict, self.description, self._weights)
-            check_numbering(state_dict["numbering"], self._options.numbering)
-            check_workers(states, self._source.sizes)
+            numbering = self._options.numbering
+            states = unpack(state_dict, self._source, numbering, self._level)
             self._delivery.check(state_dict["trajectories"], self._source.shape)
-            check_level(state_dict["level"], self._level)
+            self._level = state_dict["level"]
             if self._level is not None:
-                self._set_level(state_dict["level"])
-            running = self._source.load(states)
-            warn_if_not_resumed(self.description, states, running)
-            restore(state_dict, self._statistics, self._weights)
+                self._source.set_level(self._level)
+            self._source.load(states)
+            restore(state_dict, self._source)
             self._delivery.load(state_dict["trajectories"])
             # Frames of earlier runs count as steps.
             missing = self.frames - self._source.steps() - self._steps_before
@@ -611,7 +517,8 @@ class CollectorBase:
                 "curriculum=function, which returns the task for a level."
             )
         with self._asking():
-            self._set_level(level)
+            self._level = level
+            self._source.set_level(level)
 
     def getattr_policy(self, name: str) -> Any:
         """Return attribute ``name`` of the trainer's policy, or else of worker 0's."""
@@ -720,10 +627,6 @@ class CollectorBase:
                     batches = self._collect_more()
                 return batches or self._delivery.rest()
 
-    def _set_level(self, level: int) -> None:
-        self._level = level
-        self._source.set_level(level)
-
     @contextmanager
     def _asking(self, *, closed: bool = False) -> Iterator[None]:
         """Hold the workers exclusively; an interruption shuts the collector down.
@@ -775,7 +678,7 @@ class CollectorBase:
         if self._options.update_at_each_batch and self._weights.can_update:
             tensors = self._policy.tensors()  # Weights elsewhere are an error at once.
             if self._statistics.batches or not self._policy.is_published:
-                self._weights.publish(tensors)
+                self._weights.publish((tensors, None))
 
     def _finished(self) -> bool:
         return self._options.completed(self._statistics.frames)

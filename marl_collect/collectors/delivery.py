@@ -1,8 +1,8 @@
-"""Converts filled slots to delivered batches: shape, trajectories, device."""
+"""What fills slots, and how they become batches: shape, trajectories, device."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
 import torch
@@ -16,9 +16,12 @@ from marl_collect.buffers.trajectories import (
     split_trajectories,
 )
 from marl_collect.collectors.options import CollectorOptions, storage_dims
+from marl_collect.collectors.publish import Publisher
+from marl_collect.collectors.statistics import Statistics
 from marl_collect.core.description import EnvDescription, Key
 from marl_collect.core.host_copies import moved
 from marl_collect.core.tensordicts import assemble, flatten
+from marl_collect.rollout.env_calls import EnvCall
 from marl_collect.rollout.episodes import Episode
 
 
@@ -45,6 +48,84 @@ class FilledSlot:
     def frames(self) -> int:
         """Number of valid frames of all environments."""
         return sum(self.ends)
+
+
+class Source(Protocol):
+    """Fills slots: environments, policy and memory of one kind of collector.
+
+    It is ``Teams``, or the ``OwnRollout`` of a ``Collector``.
+
+    Attributes:
+        description: of the environments.
+        sizes: number of environments of each worker.
+        shape: layout of all batches and ``sizes``; None if batches vary.
+        batch_frames: frames of one batch.
+        weights: the policy's weights.
+        statistics: counts what happens.
+        works_in_forks: whether a forked process may use it as well.
+        keeps_state: whether ``states`` works after ``close`` too.
+    """
+
+    description: EnvDescription
+    sizes: list[int]
+    shape: tuple[Layout, list[int]] | None
+    batch_frames: int
+    weights: Publisher
+    statistics: Statistics
+    works_in_forks: bool
+    keeps_state: bool
+
+    def fill(self, *, random: bool, delivered: int) -> FilledSlot:
+        """Fill one slot.
+
+        Args:
+            random: take random actions instead of the policy's.
+            delivered: frames of all earlier batches; limits how far to prefetch.
+        """
+
+    def begin_episodes(
+        self, workers: Sequence[int] | None = None, seed: int | None = None
+    ) -> None:
+        """Begin new episodes.
+
+        Args:
+            workers: their indices; None for all.
+            seed: from which all workers derive all random numbers from now on.
+        """
+
+    def states(self) -> list[Any]:
+        """Return the state of every worker, for ``load``."""
+
+    def load(self, states: list[Any]) -> None:
+        """Resume from these states."""
+
+    def attribute(self, owner: str, name: str) -> list[Any]:
+        """Return an attribute of every worker's ``"env"`` or ``"policy"``."""
+
+    def call_env(self, call: EnvCall) -> list[Any]:
+        """Call a method in environments, whose rows count over all workers.
+
+        Returns:
+            A result for each environment, or one for each simulator, in their order.
+        """
+
+    def set_level(self, level: int) -> None:
+        """Set the curriculum's level for episodes of the batches begun from now on."""
+
+    def explain(self) -> list[str]:
+        """Return how each worker's policy runs, and why, also after ``close``."""
+
+    def steps(self) -> int:
+        """Return the frames stepped so far, from any thread."""
+
+    def metrics(self) -> dict[str, Any]:
+        """Return entries of ``stats()`` in addition to ``statistics``."""
+
+    def outline(self) -> str:
+        """Describe workers, environments and batch shape; also after ``close``."""
+
+    def close(self, timeout: float) -> None:
+        """Release all resources within ``timeout`` seconds."""
 
 
 @final
@@ -159,11 +240,8 @@ class Delivery:
         """Resume from ``state``, which was checked."""
         self.forget()
         if state:
-            groups = self._description.groups
-            n_agents = {name: group.n_agents for name, group in groups.items()}
             row = {key: frames[None] for key, frames in state.items()}
-            size = tuple(row["done",].shape[:2])
-            self._assembler.add(assemble(row, size, n_agents, time=True))
+            self._assembler.add(_assembled(row, self._description))
 
     def forget(self) -> None:
         """Drop all trajectories that were not delivered."""
@@ -215,22 +293,24 @@ class Delivery:
                 "postproc must return the batch for the replay_buffer, but it returned "
                 f"{out!r:.100}."
             )
-        if storage_dims(options.replay_buffer) > 1:
-            options.replay_buffer.extend(out)
-            return None
-        valid = out.reshape(-1)
-        if VALID in valid.keys(include_nested=True):
-            valid = valid[valid.get(VALID)]
-        options.replay_buffer.extend(valid)
+        if storage_dims(options.replay_buffer) == 1:
+            out = out.reshape(-1)
+            if VALID in out.keys(include_nested=True):
+                out = out[out.get(VALID)]
+        options.replay_buffer.extend(out)
         return None
 
 
 def as_batch(filled: FilledSlot, description: EnvDescription) -> TensorDict:
     """Return a slot's tensors as a TensorDict ``[B, T]``, without copying."""
-    n_agents = {name: group.n_agents for name, group in description.groups.items()}
-    size = tuple(filled.tensors["done",].shape[:2])
-    batch = assemble(filled.tensors, size, n_agents, time=True)
-    return attach(batch, filled.last, filled.ends)
+    return attach(_assembled(filled.tensors, description), filled.last, filled.ends)
+
+
+def _assembled(
+    tensors: Mapping[Key, torch.Tensor], description: EnvDescription
+) -> TensorDict:
+    size = tuple(tensors["done",].shape[:2])
+    return assemble(tensors, size, description.group_sizes, time=True)
 
 
 def set_truncated(filled: FilledSlot, groups: list[str]) -> None:

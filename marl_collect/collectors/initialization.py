@@ -202,5 +202,4 @@ def _frame(
     dtype = state_dtype(policy)
     for key, shape in state_shapes(policy).items():
         tensors.setdefault(key, torch.zeros(size, *shape, dtype=dtype, device="cpu"))
-    n_agents = {name: group.n_agents for name, group in description.groups.items()}
-    return assemble(tensors, (size,), n_agents)
+    return assemble(tensors, (size,), description.group_sizes)

@@ -9,7 +9,7 @@
                             <-------------------  None
     ("use_slot", ...) ------------------------->  map a slot
                             <-------------------  None
-    ("collect", (Collect(slot), Weights)) ----->  fill the slot's rows
+    ("collect", (Collect(slot), Weights, level))  >  fill the slot's rows
                             <-------------------  Collected
 
 A ``Call`` names a method of ``RolloutWorker``. Every call has one reply: what the

@@ -14,16 +14,17 @@ from tensordict.nn import InteractionType
 
 from marl_collect.buffers import layout
 from marl_collect.buffers.trajectories import LONGEST, TrajFormat
-from marl_collect.core.description import Key
+from marl_collect.core.description import EnvDescription
 from marl_collect.core.device_check import usable_device
 from marl_collect.core.factories import Factory, check_function, spread
 from marl_collect.core.ranks import Ranks
 from marl_collect.core.seeding import LARGEST_SEED
+from marl_collect.core.signature import PolicySignature
 from marl_collect.options import Option, RejectedKeyword, one_for_each, only
 from marl_collect.policies.assigned import Assign
 from marl_collect.policies.choose import ActingOptions
 from marl_collect.processes.options import WITHOUT_WORKERS, ProcessOptions
-from marl_collect.rollout.episodes import Curriculum
+from marl_collect.rollout.episodes import Curriculum, Plan
 from marl_collect.weights.shared import SharedMemoryWeights
 
 POLICY = "policy"
@@ -605,6 +606,16 @@ class BatchOptions(WorkerOptions):
         first = (self.worker_idx or self.ranks.rank) * size
         return range(first, first + size)
 
+    def plan(self, seed: int, environments: range) -> Plan:
+        """Return the plan of these environments, from a seed that may be drawn."""
+        return Plan(
+            seed,
+            environments,
+            self.max_frames_per_traj,
+            curriculum=self.curriculum,
+            level=self.level,
+        )
+
     def completed(self, frames: int) -> bool:
         """Whether ``frames`` delivered frames are all that was asked for."""
         return self.total_frames is not None and frames >= self.total_frames
@@ -687,10 +698,14 @@ class CollectorOptions(BatchOptions):
         """Whether some frames of a batch may be invalid."""
         return self.preempts or not isinstance(self.frames_per_batch, int)
 
-    @property
-    def contents(self) -> set[Key]:
-        """The optional keys of a batch, see ``batch_fields``."""
-        wanted = {
+    def batch_layout(
+        self,
+        description: EnvDescription,
+        signature: PolicySignature,
+        batch: tuple[int, int],
+    ) -> layout.Layout:
+        """Return the layout of batches of so many environments and frames."""
+        optional = {
             layout.TRAJ_IDS: self.track_traj_ids,
             layout.STEP_COUNT: self.max_frames_per_traj is not None,
             layout.VERSION: self.track_policy_version,
@@ -698,7 +713,9 @@ class CollectorOptions(BatchOptions):
             layout.VALID: self.ragged,
             layout.LEVEL: self.curriculum is not None,
         }
-        return {key for key, is_wanted in wanted.items() if is_wanted}
+        contents = {key for key, is_wanted in optional.items() if is_wanted}
+        fields = layout.batch_fields(description, signature, contents)
+        return layout.Layout.plan(fields, batch)
 
     def frames_of(
         self, environments: Sequence[int], *, together: bool = True

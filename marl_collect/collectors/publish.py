@@ -24,7 +24,6 @@ from marl_collect.weights.skeleton import split_module
 CallWorkers = Callable[..., list[Any]]
 """``Workers.call``."""
 
-
 WeightUpdate = tuple[Sequence[torch.Tensor], Sequence[int] | None, int]
 """Weights in the order of the layout, the workers (None: all), and the version."""
 
@@ -40,6 +39,8 @@ class Publisher:
         version: of the last published weights.
     """
 
+    _readers: Sequence["_Reader"] = ()  # The workers, if they read what is published.
+
     def __init__(self, policy: TrainerPolicy, workers: int = 1) -> None:
         """Start at version 0, that of the initial weights."""
         self.policy = policy
@@ -53,7 +54,8 @@ class Publisher:
 
     def versions(self) -> list[int]:
         """Return the version that each worker uses from its next batch on."""
-        return [self.version] * self.workers
+        versions = [reader.newest.version for reader in self._readers]
+        return versions or [self.version] * self.workers
 
     def weights(self) -> list[Mapping[str, torch.Tensor]]:
         """Return the weights of each worker by name; they are read-only.
@@ -71,28 +73,16 @@ class Publisher:
         """Warn if the module was trained, but the workers' copies were not updated."""
 
     def publish(
-        self,
-        tensors: Sequence[torch.Tensor],
-        workers: Sequence[int] | None = None,
+        self, *parts: tuple[Sequence[torch.Tensor], Sequence[int] | None]
     ) -> None:
-        """Publish a new version, for all workers or some.
+        """Publish a new version.
 
         Args:
-            tensors: in the order of the layout, with its shapes and dtypes.
-            workers: their indices, None for all.
+            parts: weights in the order of the layout, with its shapes and dtypes, and
+                the workers that get them; None for all.
         """
         version = self.version + 1
-        self.restore([(tensors, workers, version)], version)
-
-    def publish_each(self, sources: Mapping[int, Any]) -> None:
-        """Publish a new version with different weights for each of these workers.
-
-        Args:
-            sources: a module, a state_dict or a TensorDict by worker index.
-        """
-        version = self.version + 1
-        tensors = self.policy.tensors
-        self.restore([(tensors(s), [k], version) for k, s in sources.items()], version)
+        self.restore([(*part, version) for part in parts], version)
 
     def restore(self, parts: Sequence[WeightUpdate], version: int) -> None:
         """Publish weights under their versions, such as those of a state.
@@ -178,7 +168,7 @@ class WorkerWeights(Publisher):
         self._open_vector = open_vector
         self._last_read = last_read
         self._orders = 0
-        self._readers: list[_Reader] = []  # Empty if no weights are published.
+        self._readers: list[_Reader] = []
         self._vector: WeightVector
         module, layout = policy.module, policy.layout
         if isinstance(module, nn.Module) and not any(self._factories):
@@ -300,12 +290,6 @@ class WorkerWeights(Publisher):
         # A module without weights has attributes, if it is in this process.
         here = self.policy.module is not None
         return bool(self._readers) and (here or bool(self.policy.names))
-
-    @override
-    def versions(self) -> list[int]:
-        if not self._readers:
-            return super().versions()
-        return [reader.newest.version for reader in self._readers]
 
     @override
     def weights(self) -> list[Mapping[str, torch.Tensor]]:

@@ -11,9 +11,10 @@ from torch import nn
 from typing_extensions import override
 
 from marl_collect.buffers.compact_observations import gather
-from marl_collect.buffers.layout import Layout, batch_fields
+from marl_collect.buffers.layout import Layout
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors.arguments import counted
+from marl_collect.collectors.checkpoint import note_resumed
 from marl_collect.collectors.collector import CollectorBase
 from marl_collect.collectors.delivery import FilledSlot
 from marl_collect.collectors.initialization import (
@@ -38,7 +39,6 @@ from marl_collect.core.seeding import (
     global_generators,
     set_global_generators,
 )
-from marl_collect.core.signature import PolicySignature
 from marl_collect.devices.choose import make_resident_runner, with_device
 from marl_collect.devices.memory import DeviceSlots
 from marl_collect.devices.rollout import DeviceRollout
@@ -47,7 +47,6 @@ from marl_collect.policies.choose import make_runner
 from marl_collect.processes import cleanup
 from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
 from marl_collect.rollout.env_calls import EnvCall
-from marl_collect.rollout.episodes import Plan
 from marl_collect.rollout.loop import Rollout
 from marl_collect.rollout.progress import ProgressReporter
 
@@ -170,14 +169,7 @@ class OwnRollout:
         seed = draw_seed(options.seed)
         factory = options.policy_factory
         trust, parts = options.trust_policy, self._engine.parts()
-        environments = options.environments_from(size)
-        plan = Plan(
-            seed,
-            environments,
-            options.max_frames_per_traj,
-            curriculum=options.curriculum,
-            level=options.level,
-        )
+        plan = options.plan(seed, options.environments_from(size))
         module = None
         if policy is None and factory is not None:
             one = factory[0] if isinstance(factory, Sequence) else factory
@@ -191,11 +183,7 @@ class OwnRollout:
         warn_if_pinned(self.description, size)
         self._progress = ProgressReporter()
         frames = options.frames_of([size])[0]
-
-        def layout_for(signature: PolicySignature) -> Layout:
-            fields = batch_fields(self.description, signature, options.contents)
-            return Layout.plan(fields, (size, frames))
-
+        batch = size, frames
         self._rollout: Rollout | AlternatingRollout
         self._slots: Slots | DeviceSlots
         self.device = torch.device("cpu")
@@ -209,7 +197,7 @@ class OwnRollout:
                 self._progress,
                 random_frames=bool(options.init_random_frames),
             )
-            layout = layout_for(resident.signature)
+            layout = options.batch_layout(self.description, resident.signature, batch)
             self.device = simulator.env.simulator_device or self.device
             self._rollout, self._slots = on_device, on_device.slots(layout)
         else:
@@ -221,7 +209,7 @@ class OwnRollout:
                 self._progress,
                 check_actions=acting.check_actions,
             )
-            layout = layout_for(runners[0].signature)
+            layout = options.batch_layout(self.description, runners[0].signature, batch)
             # What whole trajectories are made of is copied at once.
             count = 2 if options.trajs_per_batch is None else 1
             self._slots = Slots(layout, count, shared=False)
@@ -274,13 +262,12 @@ class OwnRollout:
         """Return the rollout's state."""
         return [self._rollout.state()]
 
-    def load(self, states: list[Any]) -> tuple[int, ...]:
-        """Resume from this state; return the number of each running episode."""
-        self._rollout.load(states[0])
-        running = self._rollout.running
-        environments = self._rollout.plan.environments
-        self.statistics.cut_resumed(environments, states[0], running)
-        return running
+    def load(self, states: list[Any]) -> None:
+        """Resume from this state."""
+        rollout = self._rollout
+        rollout.load(states[0])
+        resumed = rollout.plan.environments, states[0], rollout.running
+        note_resumed(self.statistics, self.description, [resumed])
 
     def set_level(self, level: int) -> None:
         """Set the curriculum's level; see ``Source``."""

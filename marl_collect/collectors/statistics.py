@@ -1,13 +1,13 @@
 """Counters of a collector, for ``stats()``."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Any, final
 
 from marl_collect.core.ranks import Ranks
-from marl_collect.rollout.episodes import EPISODE_BITS, Episode, left_behind
+from marl_collect.rollout.episodes import EPISODE_BITS, Episode
 
 _RECENT = 100
 _JOIN = "join"
@@ -93,22 +93,6 @@ class Statistics:
         """
         pairs = zip(environments, running, strict=False)
         self.cut_trajectories += [(k << EPISODE_BITS) + episode for k, episode in pairs]
-
-    def cut_resumed(
-        self,
-        environments: Sequence[int],
-        state: Mapping[str, Any],
-        running: Sequence[int],
-    ) -> None:
-        """Note the episodes of a loaded state that were not resumed.
-
-        Args:
-            environments: indices of the environments of the rollout.
-            state: that it loaded.
-            running: numbers of their episodes afterwards.
-        """
-        for k in left_behind(state["environments"], running):
-            self.cut([environments[k]], [int(state["environments"]["episode"][k])])
 
     def snapshot(self) -> dict[str, Any]:
         """Return the counters and the episode statistics.

@@ -9,7 +9,6 @@ from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
 from marl_collect.collectors.arguments import sized_workers
-from marl_collect.collectors.checkpoint import warn_if_not_resumed
 from marl_collect.collectors.delivery import FilledSlot
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.publish import Publisher
@@ -248,19 +247,13 @@ class Teams:
         states = self.states()
         if not self.drop_unfinished():
             return False
-        self._workers.load(states, fresh)
+        self._workers.load(dict(enumerate(states)), fresh)
         if not self.description.repeats:
             warn(
                 f"{self.description.name} does not repeat its episodes, and an "
                 "unfinished batch was dropped: all environments begin new episodes, "
                 "not only the selected ones."
             )
-        resumed = [i for i in range(len(self._workers)) if i not in fresh]
-        warn_if_not_resumed(
-            self.description,
-            [states[i] for i in resumed],
-            self._workers.running(resumed),
-        )
         return True
 
     def _team_of(self, worker: int) -> int:
@@ -296,11 +289,10 @@ class Teams:
             return
         self._workers.begin_episodes(workers, seed)
 
-    def load(self, states: list[Any]) -> tuple[int, ...]:
-        """Resume from these states; return the number of each running episode."""
+    def load(self, states: list[Any]) -> None:
+        """Resume from these states."""
         self.drop_unfinished()
-        self._workers.load(states)
-        return self._workers.running()
+        self._workers.load(dict(enumerate(states)))
 
     def set_level(self, level: int) -> None:
         """Set the curriculum's level; see ``Source``."""

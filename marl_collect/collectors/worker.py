@@ -3,7 +3,6 @@
 See ``marl_collect.collectors.messages`` for the order of the calls.
 """
 
-import os
 from functools import partial
 from typing import Any, final
 
@@ -17,7 +16,7 @@ from marl_collect.core.description import Key
 from marl_collect.core.factories import build
 from marl_collect.core.gradients import note_on_gradients
 from marl_collect.core.seeding import seed_global_generators
-from marl_collect.errors import Failure, worker_error_of
+from marl_collect.errors import worker_error_of
 from marl_collect.processes.context import Attempt, WorkerContext, attempt
 from marl_collect.processes.launcher import share_imports
 from marl_collect.processes.shared_memory import MemoryHandle, Segment
@@ -28,7 +27,7 @@ from marl_collect.processes.status_board import (
     fence,
 )
 from marl_collect.rollout.alternating import AlternatingRollout, make_rollout
-from marl_collect.rollout.env_calls import EnvCall, returned
+from marl_collect.rollout.env_calls import EnvCall, Outcome, returned
 from marl_collect.rollout.episodes import Plan
 from marl_collect.rollout.loop import Collected, Rollout
 from marl_collect.rollout.progress import LineProgress
@@ -76,14 +75,12 @@ class RolloutWorker:
 
     def name_environment(self, error: BaseException) -> None:
         """Write the environment that raised ``error`` to the status line, if known."""
+        raised = [p.first + p.raised for p in self._parts if p.raised is not None]
         cause = worker_error_of(error)
-        k = None if cause is None else cause.environment  # Of a ParallelEnv here.
-        first = self._parts[0].first
-        for part in self._parts:
-            if k is None and part.raised is not None:
-                k = part.first - first + part.raised
-        if k is not None:
-            self._context.line.cells[ENVIRONMENT] = first + k + 1
+        if cause is not None and cause.environment is not None:  # Of a ParallelEnv.
+            raised = [self._parts[0].first + cause.environment]
+        if raised:
+            self._context.line.cells[ENVIRONMENT] = raised[0] + 1
 
     # Calls of the trainer, in the order of the first ones
 
@@ -121,7 +118,7 @@ class RolloutWorker:
         slot: int,
         memory: MemoryHandle,
         layout: Layout,
-        rows: tuple[int, int],
+        rows: range,
         frames: int,
     ) -> None:
         """Map the memory of a slot.
@@ -130,24 +127,31 @@ class RolloutWorker:
             slot: its number.
             memory: of the slot.
             layout: of the slot.
-            rows: begin and end of the worker's rows.
+            rows: of the worker.
             frames: number of frames that the worker fills in each row.
         """
         segment = Segment.attach(memory)
-        arrays = layout.arrays(segment.buffer, slice(*rows))
+        arrays = layout.arrays(segment.buffer, slice(rows.start, rows.stop))
         if TRAJ_IDS in arrays:
             arrays[TRAJ_IDS][:, frames:] = -1
         self._slots[slot] = {key: array[:, :frames] for key, array in arrays.items()}
         segment.close()  # The arrays keep the mapping alive.
 
     def collect(
-        self, command: messages.Collect, weights: messages.Weights
+        self, command: messages.Collect, weights: messages.Weights, level: int
     ) -> Collected:
-        """Fill the worker's rows of a slot, acting with these weights."""
+        """Fill the worker's rows of a slot, acting with these weights.
+
+        Args:
+            command: which slot, and how.
+            weights: to act with.
+            level: of the curriculum, for episodes that begin.
+        """
         self._policy.use(weights)
         for slot in command.vacant:
             self._slots.pop(slot, None)
         rollout, line = self._rollout, self._context.line
+        rollout.set_level(level)
         environments = rollout.plan.environments
         # POLICY must be set before WEIGHTS_READ: with IDLE the worker would seem done.
         # With several environments the note of an error names the environment.
@@ -169,25 +173,24 @@ class RolloutWorker:
         seed_global_generators(plan.seed, plan.environments.start, plan.generation)
         self._rollout.use_plan(plan)
 
-    def set_level(self, level: int) -> None:
-        """Set the curriculum's level for episodes that begin from now on."""
+    def reset(self, level: int) -> None:
+        """Begin a new episode in every environment, at the curriculum's level."""
         self._rollout.set_level(level)
-
-    def reset(self) -> None:
-        """Begin a new episode in every environment."""
         self._rollout.reset()
 
     def state(self, before: bool) -> Any:  # noqa: FBT001 - the name is not sent
         """Return the rollout's state: now, or ``before`` the last rollout."""
         return self._rollout.state(self._before if before else None)
 
-    def load(self, state: Any, fresh: bool) -> tuple[int, ...]:  # noqa: FBT001 - the name is not sent
+    def load(self, state: Any, level: int, fresh: bool = False) -> tuple[int, ...]:  # noqa: FBT001, FBT002 - the name is not sent
         """Resume from a state; return the number of each running episode.
 
         Args:
             state: of a rollout.
+            level: of the curriculum, for episodes that begin.
             fresh: begin the next episodes instead of replaying the running ones.
         """
+        self._rollout.set_level(level)
         self._rollout.load(state, fresh=fresh)
         return self._rollout.running
 
@@ -205,19 +208,21 @@ class RolloutWorker:
             ``Rollout``. A result that cannot be pickled is an error, but was made.
         """
         environments = self._rollout.plan.environments
+        outcomes: list[Outcome]
         try:
             outcomes = self._rollout.call_env(call)
         except (AttributeError, ValueError) as error:
             outcomes = [(None, error)]
         made = returned(call, [error is not None for _, error in outcomes])
         return made, [
-            attempt(lambda value: value, value)
-            if error is None
-            else (
-                b"",
-                Failure.capture(
-                    error, os.getpid(), environment=environments[call.rows[k]]
-                ),
-            )
-            for k, (value, error) in enumerate(outcomes)
+            attempt(_value_of, outcome, environment=environments[row])
+            for row, outcome in zip(call.rows, outcomes, strict=False)
         ]
+
+
+def _value_of(outcome: Outcome) -> Any:
+    """Return what a call returned, or raise what it raised."""
+    value, error = outcome
+    if error is not None:
+        raise error
+    return value

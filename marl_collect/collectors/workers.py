@@ -25,10 +25,10 @@ from typing import Any, final
 
 import torch
 
-from marl_collect.buffers.layout import Layout, batch_fields
+from marl_collect.buffers.layout import Layout
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
-from marl_collect.collectors.checkpoint import warn_if_not_resumed
+from marl_collect.collectors.checkpoint import note_resumed
 from marl_collect.collectors.initialization import check_can_be_copied, prepare
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.publish import WorkerWeights
@@ -67,7 +67,7 @@ class Workers:
         description: of the environments.
         weights: which workers act with.
         statistics: counts their restarts, cut trajectories and seconds.
-        level: of the curriculum, which workers are told with their next call.
+        level: of the curriculum, for episodes that begin in calls made from now on.
     """
 
     # How often a worker may be replaced before its next batch.
@@ -100,7 +100,7 @@ class Workers:
         check_can_be_sent(policy, options)
         check_can_be_copied(policy)
         options.policy_factories(len(factories))  # Does a list of them fit?
-        self._members = [_Member(a, options.level) for a in _assign(factories, options)]
+        self._members = list(map(_Member, _assign(factories, options)))
         self._pool = self._start()
         self.weights: WorkerWeights = None  # type: ignore[assignment]
         # Batches that were finished while the worker was called.
@@ -131,9 +131,8 @@ class Workers:
 
     def layout(self, environments: int, frames: int) -> Layout:
         """Return the layout of a slot for these numbers of environments and frames."""
-        contents = self._options.contents
-        fields = batch_fields(self.description, self._signature, contents)
-        return Layout.plan(fields, (environments, frames))
+        batch = environments, frames
+        return self._options.batch_layout(self.description, self._signature, batch)
 
     def attach(
         self, slots: Slots, slot: int, parts: Mapping[int, tuple[range, int]]
@@ -150,8 +149,7 @@ class Workers:
         for worker, (rows, frames) in parts.items():
             mapped = self._members[worker].slots
             if slot not in mapped or mapped[slot][1] is not memory:
-                bounds = rows.start, rows.stop
-                mapped[slot] = slot, memory, slots.layout, bounds, frames
+                mapped[slot] = slot, memory, slots.layout, rows, frames
                 unmapped[worker] = mapped[slot]
         if unmapped:
             self.call_each("use_slot", unmapped)
@@ -169,7 +167,7 @@ class Workers:
                 member.slots.pop(slot, None)
             member.batch = command  # Weights stay while they are referred to.
         self.preempt(workers, preempted=False)
-        self._send("collect", {k: (command, self.weights.order(k)) for k in workers})
+        self._send("collect", {worker: self._batch_of(worker) for worker in workers})
 
     def wait(self, workers: Iterable[int]) -> tuple[int, Collected]:
         """Return the next of some workers that is done, with its reply.
@@ -249,28 +247,29 @@ class Workers:
         """
         if seed is not None:
             self._use_plans([member.plan.with_seed(seed) for member in self._members])
-        self.call("reset", workers=workers)
+        self.call("reset", self.level, workers=workers)
 
-    def load(self, states: Sequence[Any], fresh: Sequence[int] = ()) -> None:
-        """Let all workers resume from states of ``Rollout.state``.
+    def load(self, states: Mapping[int, Any], fresh: Sequence[int] = ()) -> None:
+        """Let workers resume from states of ``Rollout.state``.
 
         Args:
-            states: of each worker.
+            states: by worker.
             fresh: workers that begin new episodes instead of replaying their own.
         """
-        arguments = {k: (state, k in fresh) for k, state in enumerate(states)}
-        for member in self._members:  # The states have their calls.
-            member.calls = {}
+        arguments = {k: (s, self.level, k in fresh) for k, s in states.items()}
+        for worker in states:  # The states have their calls.
+            self._members[worker].calls = {}
         running = self.call_each("load", arguments)
-        for index, member in enumerate(self._members):
-            state, member.running = states[index], running[index]
-            member.calls = calls_of(state["calls"])
+        resumed = []
+        for (index, state), episodes in zip(states.items(), running, strict=True):
+            member = self._members[index]
+            member.running, member.calls = episodes, calls_of(state["calls"])
             member.plan = replace(
                 member.plan, seed=state["seed"], generation=state["generation"]
             )
             if index not in fresh:
-                environments = member.plan.environments
-                self.statistics.cut_resumed(environments, state, member.running)
+                resumed.append((member.plan.environments, state, episodes))
+        note_resumed(self.statistics, self.description, resumed)
 
     def call_env(self, calls: Mapping[int, EnvCall]) -> list[list[Attempt]]:
         """Let each of these workers call a method of its environments.
@@ -306,23 +305,13 @@ class Workers:
 
     # State
 
-    def running(self, workers: Iterable[int] | None = None) -> tuple[int, ...]:
-        """Return the numbers of the running episodes of workers, by default all.
-
-        A worker that has not begun its first frame has none.
-        """
-        chosen = range(len(self)) if workers is None else workers
-        return tuple(n for worker in chosen for n in self._members[worker].running)
-
     def explain(self) -> list[str]:
         """Return how each worker's policy ran when it last replied, and why."""
         return [member.explanation for member in self._members]
 
     def steps(self) -> int:
         """Return the number of frames that the workers have stepped so far."""
-        return sum(
-            self._pool.steps(index) * size for index, size in enumerate(self.sizes)
-        )
+        return sum(self._pool.steps(k) * size for k, size in enumerate(self.sizes))
 
     def metrics(self) -> dict[str, Any]:
         """Return entries of ``stats()`` in addition to ``statistics``."""
@@ -385,14 +374,9 @@ class Workers:
         for index, (description, _) in enumerate(replies):
             check_alike(first, description, f"worker {index}", "worker 0")
             part = slice(rows[index].start, rows[index].stop)
-            self._members[index].plan = Plan(
-                seed,
-                numbers[part],
-                self._options.max_frames_per_traj,
-                given_seeds=tuple((given,) for given in seeds[part]),
-                curriculum=self._options.curriculum,
-                level=self._options.level,
-            )
+            given_seeds = tuple((given,) for given in seeds[part])
+            plan = self._options.plan(seed, numbers[part])
+            self._members[index].plan = plan.with_seed(seed, given_seeds)
         warn_if_pinned(first, total)
         return first
 
@@ -413,8 +397,7 @@ class Workers:
         """Give all workers their plan and their policy; return its signature."""
         policy_for = self.weights.policy_for
         plans = {k: (m.plan, policy_for(k)) for k, m in enumerate(self._members)}
-        self._send("prepare", plans)
-        replies = self._first_replies(range(len(self)))
+        replies = self.call_each("prepare", plans)
         first: PolicySignature = replies[0][0]
         for index, (signature, _, explanation) in enumerate(replies):
             check_same_signature(first, signature, f"worker {index}")
@@ -425,20 +408,14 @@ class Workers:
     # Messages
 
     def _send(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> None:
-        """Send calls, after the curriculum's level to workers with an older one."""
-        if method not in ("prepare", "set_level"):
-            level = (self.level,)
-            behind = [k for k in arguments if self._members[k].level != self.level]
-            if behind:
-                self._send("set_level", dict.fromkeys(behind, level))
-        calls = {worker: (method, arguments[worker]) for worker in arguments}
-        self._pool.send_each(calls)
+        """Send calls, whose replies ``_receive`` awaits."""
+        self._pool.send_each({k: (method, values) for k, values in arguments.items()})
         for worker in arguments:
-            member = self._members[worker]
-            if method != "collect":
-                member.owed += 1
-            if method == "set_level":
-                member.level = self.level
+            self._members[worker].owed += 1
+
+    def _batch_of(self, worker: int) -> tuple[Any, ...]:
+        """Return the arguments with which a worker collects its batch."""
+        return self._members[worker].batch, self.weights.order(worker), self.level
 
     def _receive(self, workers: Iterable[int]) -> tuple[int, Any]:
         """Wait for the reply to the last call of a worker; return its sender and it.
@@ -457,8 +434,7 @@ class Workers:
     def _next_reply(self, workers: Iterable[int]) -> tuple[int, Any]:
         """Wait for a batch or another reply; return its sender and it."""
         worker, reply = self._pool.receive(workers)
-        if not isinstance(reply, Collected):
-            self._members[worker].owed -= 1
+        self._members[worker].owed -= 1
         return worker, reply
 
     def _first_replies(self, workers: Iterable[int]) -> list[Any]:
@@ -552,8 +528,7 @@ class Workers:
         if member.preempted:  # Also the replacement stops early then.
             self._pool.preempt(worker, preempted=True)
         if member.batch is not None:
-            weights = self.weights.order(worker)
-            self._send("collect", {worker: (member.batch, weights)})
+            self._send("collect", {worker: self._batch_of(worker)})
 
     def _recycle(self, worker: int) -> None:
         """Replace an idle worker that exceeded ``max_worker_rss``."""
@@ -562,21 +537,18 @@ class Workers:
         member = self._members[worker]
         member.is_heavy = False
         self.statistics.recycled += 1
-        calls, member.calls = member.calls, {}  # The state has them.
+        member.calls = {}  # The state has them.
         try:
             self._restart([worker])
             self._renew(worker)
         except Exception as error:  # noqa: BLE001 - raised again, or handled
             self._replace_or_raise(error)
-        (member.running,) = self.call("load", state, False, workers=[worker])
-        member.calls = calls
-        self.statistics.cut_resumed(member.plan.environments, state, member.running)
-        warn_if_not_resumed(self.description, [state], member.running)
+        self.load({worker: state})
 
     def _renew(self, worker: int) -> None:
         """Give a worker that was restarted its plan, its policy and its slots."""
         member, who = self._members[worker], f"worker {worker}"
-        member.owed, member.level = 1, self._options.level
+        member.owed = 1
         ((description, _),) = self._first_replies([worker])
         check_alike(self.description, description, who, "before")
         policy = self.weights.policy_for(worker)
@@ -604,13 +576,12 @@ class _Member:
 
     Attributes:
         assignment: the argument of its main function.
-        level: of the curriculum that it was told.
         plan: seed, environments and episodes; set when its environments are built.
         running: numbers of its running episodes.
         slots: the arguments of ``use_slot`` for the slots that it has mapped.
         batch: that it collects.
-        owed: number of its replies that have not arrived, without batches. A new
-            worker owes the one that says that its environments are built.
+        owed: number of its replies that have not arrived. A new worker owes the one
+            that says that its environments are built.
         preempted: whether its rollout ends early.
         is_heavy: whether it is to be replaced, because it has grown too large.
         failures: how often it was restarted since its last batch.
@@ -619,7 +590,6 @@ class _Member:
     """
 
     assignment: messages.Assignment
-    level: int
     plan: Plan = field(init=False)
     running: tuple[int, ...] = ()
     slots: dict[int, tuple[Any, ...]] = field(default_factory=dict)

@@ -158,6 +158,11 @@ class EnvDescription:
         return {name: list(group.agents) for name, group in self.groups.items()}
 
     @property
+    def group_sizes(self) -> dict[str, int]:
+        """Group name to number of agents."""
+        return {name: group.n_agents for name, group in self.groups.items()}
+
+    @property
     def observation_space(self) -> spaces.Dict:
         """Spaces of all observations, batched per group, nested like the keys."""
         inner: dict[str, spaces.Space[object]] = {}

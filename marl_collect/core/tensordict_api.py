@@ -32,7 +32,7 @@ class TensorDictAPI:
         self._engine = engine
         self._batch = batch_size
         self._description = description
-        self._n_agents = {name: g.n_agents for name, g in description.groups.items()}
+        self._n_agents = description.group_sizes
         self._memory = engine.allocate()
         self._tensors = {
             key: torch.from_numpy(array).reshape((*batch_size, *array.shape[1:]))

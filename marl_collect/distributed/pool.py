@@ -206,14 +206,14 @@ class RayPool:
             vector, fills = arguments[1], WEIGHTS
             arguments = tuple(self._place(actor, local, vector).values())
         elif method == "collect":
-            command, weights = arguments
+            command, weights, level = arguments
             fills = command.slot
             copies = actor.copies
             vacant = [k for k in command.vacant if copies.pop((local, k), None)]
             if weights.handle is not None:
                 vector = weights.handle
                 place = self._place(actor, local, vector)
-                arguments = (command, replace(weights, **place))
+                arguments = (command, replace(weights, **place), level)
         if actor.lost is not None:  # It was lost while memory was reserved.
             return
         data = pickling.dumps((method, arguments))
@@ -392,17 +392,16 @@ class RayPool:
         slot: int,
         memory: MemoryHandle,
         layout: Layout,
-        rows: tuple[int, int],
+        rows: range,
         frames: int,
     ) -> tuple[Any, ...]:
         """Reserve memory like a worker's rows of a slot, to be copied there.
 
         The arguments and the result are those of ``RolloutWorker.use_slot``.
         """
-        first, end = rows
-        reserved_layout = Layout.plan(layout.fields, (end - first, frames))
+        reserved_layout = Layout.plan(layout.fields, (len(rows), frames))
         segment = Segment.attach(memory)
-        arrays = layout.arrays(segment.buffer, slice(first, end))
+        arrays = layout.arrays(segment.buffer, slice(rows.start, rows.stop))
         if TRAJ_IDS in arrays:
             arrays[TRAJ_IDS][:, frames:] = -1
 
@@ -413,7 +412,7 @@ class RayPool:
         actor.copies[local, slot] = copy
         nbytes = reserved_layout.nbytes
         reserved = self._ask(actor, "reserve", local, slot, nbytes)
-        return slot, reserved, reserved_layout, (0, end - first), frames
+        return slot, reserved, reserved_layout, range(len(rows)), frames
 
     def _place(self, actor: Actor, local: int, vector: Any) -> dict[str, Any]:
         """Return what tells a worker where its vector is, which has memory once."""

@@ -286,7 +286,7 @@ class Evaluator(Closing):
             tensors = policy.chosen(weights, model_id)
         if tensors is not None:
             # This contacts no worker, so workers stay usable after an error here.
-            workers.weights.publish(tensors)
+            workers.weights.publish((tensors, None))
         return self._play(root, chosen_seeds[first:], first)
 
     @property

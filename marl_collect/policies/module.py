@@ -68,7 +68,7 @@ class ModuleRunner(PolicyRunner):
         self.how = how
         self._device = transfer_device(device)
         self._exchange: Exchange | None = None
-        self._n_agents = {name: g.n_agents for name, g in description.groups.items()}
+        self._n_agents = description.group_sizes
         self.probed: ProbeResult
         self._resident = False
         self._noise_of_slot: list[tuple[torch.Tensor, torch.Tensor]] = []

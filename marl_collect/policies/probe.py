@@ -158,7 +158,7 @@ class _Probe:
         self._description = description
         self._size = len(memory["done",])
         self._device = device
-        self._n_agents = {name: g.n_agents for name, g in description.groups.items()}
+        self._n_agents = description.group_sizes
         self._observed = {
             key: torch.from_numpy(memory[key]) for key in description.observed()
         }

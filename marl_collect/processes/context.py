@@ -22,10 +22,17 @@ The worker survives that. A ``Failure`` alone says that the worker ends.
 """
 
 
-def attempt(function: Callable[..., Any], *arguments: Any) -> Attempt:
+def attempt(
+    function: Callable[..., Any], *arguments: Any, environment: int | None = None
+) -> Attempt:
     """Call code of the user; return its pickled result, or what it raised.
 
     It is pickled here, so that a result which cannot be sent is such an error too.
+
+    Args:
+        function: the code.
+        arguments: of it.
+        environment: to name in the error.
     """
     try:
         value = function(*arguments)
@@ -37,7 +44,7 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> Attempt:
                 f"worker process: {error}"
             ) from error
     except Exception as error:  # noqa: BLE001 - the trainer raises it
-        return b"", Failure.capture(error, os.getpid())
+        return b"", Failure.capture(error, os.getpid(), environment=environment)
 
 
 def result(reply: Attempt, worker: int) -> Any:

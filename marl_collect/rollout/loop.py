@@ -130,7 +130,6 @@ class Rollout:
         self._done: NDArray[np.bool_] = self._memory["done",].view(np.bool_)[:, 0]
         self._done_bytes = bytes_of(self._memory["done",]).tobytes
         self._carried = [self._memory[key] for key in signature.carried]
-        self._chooses = policy.chooses
         self._is_init = self._memory.get(IS_INIT)
         self._bind(policy)
         written = signature.roots.keys() - self._description.observed().keys()
@@ -261,7 +260,9 @@ class Rollout:
                 self._truncate_at_limit(frame)
             writer.stepped(frame)
             if done() != nobody:
-                rows = self._end_episodes(frame, writer)
+                (rows,) = self._done.nonzero()
+                self._episodes.end(rows, frame + 1)
+                writer.ended(rows, frame)
                 if not is_async and self._episodes.are_last(rows):
                     break  # A reset for an episode that nobody wants may take long.
                 self._begin_next_episodes(rows, frame + 1, writer)
@@ -313,13 +314,6 @@ class Rollout:
         self._calls.passed(end)
         self._make_pending()
         return ended
-
-    def _end_episodes(self, frame: int, writer: SlotWriter) -> NDArray[np.int64]:
-        """End the episodes that are done at ``frame``; return their environments."""
-        (rows,) = self._done.nonzero()
-        self._episodes.end(rows, frame + 1)
-        writer.ended(rows, frame)
-        return rows
 
     def _begin_next_episodes(
         self, rows: NDArray[np.int64], frame: int, writer: SlotWriter
@@ -464,7 +458,7 @@ class Rollout:
             of_given = self._episodes.seeds(given).tolist()
             for k, seed in zip(given.tolist(), of_given, strict=True):
                 self._generators.restart(k, seed)
-        if self._chooses:
+        if self._policy.chooses:
             pairs = zip(rows.tolist(), seeds.tolist(), strict=True)
             self._policy.begin_episodes(dict(pairs))
         due = np.ones(len(rows), np.bool_)

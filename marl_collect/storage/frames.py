@@ -173,8 +173,7 @@ class Transitions(Loadable):
     @cached_property
     def groups(self) -> dict[str, int]:
         """Number of agents of each group."""
-        groups = self.description.environment.groups
-        return {name: group.n_agents for name, group in groups.items()}
+        return self.description.environment.group_sizes
 
     @property
     def nbytes(self) -> int:

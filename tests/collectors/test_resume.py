@@ -240,7 +240,7 @@ def test_a_state_without_open_frames_can_be_saved() -> None:
         (
             {"envs_per_worker": 4},
             {"envs_per_worker": 2},
-            "4 environments, but this worker has 2",
+            r"has 1 worker with \[4\] environments, but .* 1 worker with \[2\]",
         ),
     ],
 )

@@ -183,7 +183,8 @@ def test_no_update_overwrites_weights_that_a_worker_still_has_to_read(
     for action, worker in steps:
         if action.startswith("update"):
             value = torch.tensor(float(published.version + 1))
-            published.publish([value], [worker] if action == "update one" else None)
+            chosen = [worker] if action == "update one" else None
+            published.publish(([value], chosen))
         elif action == "order" and orders[worker] is None:
             orders[worker] = published.order(worker)
         elif action == "read" and orders[worker] is not None:

@@ -170,14 +170,14 @@ def test_weights_are_stored_once_and_sent_only_where_they_are_new() -> None:
     assert len(store.put_bytes) == 1
     assert sent(weights.order(0)) is None
 
-    weights.publish([torch.tensor(5.0)])
+    weights.publish(([torch.tensor(5.0)], None))
     orders = [weights.order(index) for index in range(2)]
     assert len(store.put_bytes) == 2
     assert sent(orders[0]) is sent(orders[1]) is not None
     assert [order.version for order in orders] == [1, 1]
     assert weights.order(0).weights_slot is None  # The worker has them.
 
-    weights.publish([torch.tensor(6.0)], [1])
+    weights.publish(([torch.tensor(6.0)], [1]))
     assert weights.versions() == [1, 2]
     orders = [weights.order(index) for index in range(2)]
     assert sent(orders[0]) is None
@@ -185,7 +185,7 @@ def test_weights_are_stored_once_and_sent_only_where_they_are_new() -> None:
     biases = [state["module.bias"].item() for state in weights.weights()]
     assert biases == [5, 6]
 
-    weights.publish([torch.tensor(7.0)])
+    weights.publish(([torch.tensor(7.0)], None))
     assert weights.versions() == [3, 3]
     newest = list(store.objects)[3]
     assert [sent(weights.order(index)) for index in range(2)] == [newest, newest]
@@ -194,7 +194,7 @@ def test_weights_are_stored_once_and_sent_only_where_they_are_new() -> None:
 def test_weights_that_no_worker_needs_are_dropped() -> None:
     weights = stored_weights(TrainerPolicy(biased(1.0)), Store(), 2)
     for number in range(5):
-        weights.publish([torch.tensor(float(number))], [number % 2])
+        weights.publish(([torch.tensor(float(number))], [number % 2]))
         weights.order(0)
     vector: Any = weights._vector
     assert len(vector._references) <= 3
