@@ -32,7 +32,7 @@ from marl_collect.collectors.trainer_policy import (
     warn_if_uncopyable,
 )
 from marl_collect.core.factories import build, warn_if_pinned
-from marl_collect.core.gradients import without_gradients
+from marl_collect.core.gradients import recording_writes, without_gradients
 from marl_collect.core.random_actions import is_random
 from marl_collect.core.seeding import (
     draw_seed,
@@ -64,7 +64,8 @@ class Collector(CollectorBase):
     def __init__(self, parsed: CollectorOptions) -> None:
         """Build the environments and the memory for two batches."""
         refuse(parsed, "Collector")
-        source = OwnRollout(parsed)
+        with recording_writes():
+            source = OwnRollout(parsed)
         self._open(parsed, source)
         self._delivery.device = source.device
 

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from operator import attrgetter, is_
+from operator import is_
 from typing import Any, final
 
 import torch
@@ -19,11 +19,10 @@ from marl_collect.rollout.episodes import Episode
 from marl_collect.weights.layout import WeightLayout
 from marl_collect.weights.sending import State, StateWatch, structure
 from marl_collect.weights.skeleton import split_module, weight_tensors
-from marl_collect.weights.tensor_parts import copied_parts
+from marl_collect.weights.tensor_parts import copied_parts, version
 
 _UNNOTICED = 2
 _ALL = "policy"
-_VERSION = attrgetter("_version")
 
 
 @final
@@ -281,7 +280,7 @@ class TrainerPolicy:
 
     def _marks(self) -> tuple[list[int], list[int]]:
         """Return values that change when a tensor is replaced or written in place."""
-        return self._ids, list(map(_VERSION, self._held))
+        return self._ids, list(map(version, self._held))
 
 
 @final
@@ -329,7 +328,7 @@ class WeightWalk:
 def _look(module: nn.Module) -> list[tuple[int, bool, int]]:
     """Return values that change when a module gets weights or is trained."""
     return [
-        (id(tensor), tensor.is_meta or is_lazy(tensor), tensor._version)
+        (id(tensor), tensor.is_meta or is_lazy(tensor), version(tensor))
         for tensor in weight_tensors(module).values()
     ]
 

@@ -1,7 +1,7 @@
-"""Calls environments and policies without autograd."""
+"""The modes of autograd in which environments and policies are called."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -18,6 +18,19 @@ def without_gradients() -> Iterator[None]:
         except RuntimeError as error:
             note_on_gradients(error)
             raise
+
+
+def recording_writes() -> AbstractContextManager[object]:
+    """Leave ``torch.inference_mode`` where memory is created that lasts.
+
+    New tensors of this mode cannot be written outside of it, and torch does not count
+    what is written to them.
+    """
+    return (
+        torch.inference_mode(False)
+        if torch.is_inference_mode_enabled()
+        else nullcontext()
+    )
 
 
 def note_on_gradients(error: BaseException) -> None:

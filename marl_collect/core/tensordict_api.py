@@ -14,7 +14,7 @@ from tensordict.utils import expand_as_right
 
 from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import Key
-from marl_collect.core.gradients import without_gradients
+from marl_collect.core.gradients import recording_writes, without_gradients
 from marl_collect.core.random_actions import RandomPolicy
 from marl_collect.core.seeding import checked_seed, draw_seed, episode_seeds, next_seed
 from marl_collect.core.tensordicts import assemble
@@ -34,10 +34,11 @@ class TensorDictAPI:
         self._description = description
         self._n_agents = description.group_sizes
         self._memory = engine.allocate()
-        self._tensors = {
-            key: torch.from_numpy(array).reshape((*batch_size, *array.shape[1:]))
-            for key, array in self._memory.items()
-        }
+        with recording_writes():
+            self._tensors = {
+                key: torch.from_numpy(array).reshape((*batch_size, *array.shape[1:]))
+                for key, array in self._memory.items()
+            }
         self._seed = draw_seed(description.pinned_seed)
         self._episodes = [0] * engine.size
         self._started = [False] * engine.size

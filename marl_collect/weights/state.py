@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 
-from marl_collect.weights.tensor_parts import is_plain, strided_parts
+from marl_collect.weights.tensor_parts import is_plain, strided_parts, version
 
 LARGE = 1 << 20
 """In bytes. Of larger tensors and arrays, checksums are compared (1 ms per MiB)."""
@@ -479,7 +479,7 @@ class _Pickler(pickle.Pickler):
             or tensor.is_quantized
             or (large and tensor.device.type != "cpu")
         ):
-            return mark, (id(tensor), tensor._version)
+            return mark, (id(tensor), version(tensor))
         contents = map(_memory, parts)
         values = [crc32(content) if large else bytes(content) for content in contents]
         return mark, (tensor.dtype, tuple(tensor.shape), values)

@@ -35,6 +35,17 @@ def is_plain(tensor: Tensor) -> bool:
     return is_dense(tensor) and not tensor.is_conj() and not tensor.is_neg()
 
 
+def version(tensor: Tensor) -> int:
+    """Return a number that changes when a tensor is written in place.
+
+    Of tensors that were created in ``torch.inference_mode``, torch has none.
+    """
+    try:
+        return tensor._version
+    except RuntimeError:
+        return 0
+
+
 def copied_parts(module: Any) -> dict[int, Any]:
     """Return copies of the tensors of a module that ``copy.deepcopy`` may not know.
 

@@ -117,6 +117,19 @@ def test_random_frames_are_stored_as_numbers_of_the_policy() -> None:
 
 
 @pytest.mark.mounts
+def test_what_is_built_in_inference_mode_works_outside_too() -> None:
+    with torch.inference_mode():
+        env = CountingEnv()
+        env.rollout(2)
+        running = collector(policy=level_policy())
+        running.next()
+    env.rollout(2)
+    running.update_policy_weights_()
+    batch = running.next()
+    assert batch is not None
+    assert not any(leaf.is_inference() for leaf in batch.values(True, True))
+
+
 def test_it_collects_where_proc_is_not_mounted() -> None:
     """As on other systems than Linux: its memory is ordinary memory."""
     code = (

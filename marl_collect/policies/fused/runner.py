@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import Any, final
 
 import torch
@@ -44,6 +43,7 @@ from marl_collect.policies.module import ModuleRunner
 from marl_collect.policies.probe import undisturbed
 from marl_collect.policies.runner import Generators, PolicyRunner
 from marl_collect.weights.state import ModuleState
+from marl_collect.weights.tensor_parts import version
 
 _COPIED = 64
 """Maximum size per environment of strided operands that are copied."""
@@ -53,7 +53,6 @@ _FAILURES = 2
 """Number of recordings that turn out to be wrong before the module is called."""
 _FREE_RECORDINGS = 10
 """Recordings that are always made, so that a few changes act at full speed at once."""
-_VERSION = attrgetter("_version")
 
 
 @final
@@ -245,7 +244,7 @@ class FusedRunner(PolicyRunner):
         self._waits = bool(self.signature.kept) and not self.remembers
         self._missed, self._frames = 0, frames
         self._current = None if self._waits else self._ready()
-        versions = list(map(_VERSION, self._weights))
+        versions = list(map(version, self._weights))
         compared = self._spot_check.choose(frames, versions)
         self._compared = 0 if self._differed else compared
 
