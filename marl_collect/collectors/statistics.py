@@ -164,7 +164,8 @@ def episode_means(episodes: Sequence[Episode]) -> dict[str, Any]:
     ``"mean_length"``            of the frames
     ===========================  ====================================================
 
-    ``Evaluation`` and a dataset's ``Statistics`` have attributes of the same names.
+    ``Evaluation`` has attributes of these names, ``trajectories.stats()`` of a dataset
+    returns them.
     """
     count = len(episodes)
     columns: dict[str, list[tuple[float, ...]]] = {}

@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from marl_collect.buffers.layout import TRAJ_IDS
+from marl_collect.collectors.statistics import episode_means
 from marl_collect.core.description import Key
 from marl_collect.core.seeding import episode_seeds
 from marl_collect.files.folders import completed
 from marl_collect.files.urls import local_folder
 from marl_collect.options import Option, require
+from marl_collect.rollout.episodes import Episode
 from marl_collect.storage.columns import DONE, Column, flat_rows
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode
@@ -111,6 +113,18 @@ class Trajectories(Sequence[TensorDict], Loadable):
         """Undiscounted return of each episode, summed over all agents, ``[n]``."""
         sums = (values.sum(1) for values in self.agent_returns.values())
         return sum(sums, start=np.zeros(len(self)))
+
+    def stats(self) -> dict[str, Any]:
+        """Return the means over at least one episode, named as in ``collector.stats``.
+
+        Raises:
+            ValueError: if there is no episode.
+        """
+        if not len(self):
+            raise ValueError(f"There are no complete episodes in {self.name}.")
+        return episode_means(
+            [Episode(e.environment, e.length, e.returns) for e in self.episodes]
+        )
 
     @property
     def seeds(self) -> list[int | None]:

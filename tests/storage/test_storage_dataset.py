@@ -61,6 +61,18 @@ def test_the_card_shows_what_the_dataset_holds(path: Path) -> None:
         (*names, *(f"{f(values):,.5g}" for f in summarise))
         for names, values in numbers.items()
     ]
+    stats = dataset.trajectories.stats()
+    means = {names: pytest.approx(np.mean(values)) for names, values in numbers.items()}
+    assert stats["mean_length"] == means["all", "length"]
+    assert stats["mean_team_return"] == means["all", "team sum"]
+    assert stats["mean_agent_return"] * 5 == means["all", "team sum"]
+    assert stats["mean_returns"]["hunter"] == [
+        means["hunter", f"hunter_{i}"] for i in (0, 1)
+    ]
+    of_prey = [
+        np.mean(values) for (group, _), values in numbers.items() if group == "prey"
+    ]
+    assert stats["mean_group_returns"]["prey"] == pytest.approx(np.mean(of_prey))
     for line in (
         "| `('hunter', 'image')` | [2, 40, 36, 3] | uint8 | 0 | 255 | 0 |",
         "900 frames",
