@@ -38,12 +38,13 @@ from marl_collect.storage.columns import (
     DONE,
     FRAME_INDEX,
     Column,
-    columns_difference,
     columns_of,
     decode,
+    described,
     flat_rows,
     runs_of,
 )
+from marl_collect.storage.description import difference
 from marl_collect.storage.files import BatchFile, naming, read_about, read_table
 
 _FORMAT: Final = 4
@@ -245,14 +246,13 @@ def user_cache() -> Path:
 
 
 def open_cache(
-    files: list[BatchFile], folder: Path, list_again: Callable[[], list[BatchFile]]
+    list_all: Callable[[], list[BatchFile]], folder: Path
 ) -> tuple[list[BatchFile], Cache]:
-    """Bring the cache in ``folder`` up to date, and map it.
+    """Bring the cache in ``folder`` up to date, map it, and return the files it has.
 
-    ``list_again`` returns the files when other readers have been waited for, and this
-    function the files that the cache has. A FileNotFoundError is one of a file that has
-    vanished; a writer may have joined it.
+    A FileNotFoundError is one of a file that has vanished; a writer may have joined it.
     """
+    files = list_all()
     columns, _ = read_about(files[0].path)
     dtype = _record(columns)
     state = CacheState.read(folder, dtype)
@@ -262,7 +262,7 @@ def open_cache(
             with (folder / ".lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 # Another reader may have done it, also with files that are newer.
-                files = list_again()
+                files = list_all()
                 state = CacheState.read(folder, dtype)
                 if state.known(files) != len(files):
                     state = _build(folder, columns, state, files)
@@ -351,7 +351,7 @@ def _decoded(
     """Return records, large frames and index of a file; count frames by run."""
     table = read_table(file.path, file.path)
     with naming(file.path):
-        text = columns_difference(columns, columns_of(table.schema))
+        text = difference(described(columns), described(columns_of(table.schema)))
         if text:
             raise DatasetError(f"it does not fit the other files: {text}.")
         if not len(table):

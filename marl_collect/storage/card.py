@@ -47,8 +47,8 @@ def card(frames: "Transitions", episodes: "Trajectories") -> str:
         f"# {about.task}",
         summary,
         "## Environment",
-        _settings(about.env_kwargs),
-        groups_table(about.environment),
+        f"Settings: {dict(about.env_kwargs) or 'the defaults'}.",
+        _table(GROUP_COLUMNS, group_rows(about.environment)),
         "## Statistics",
         _episodes(episodes),
         "## Keys",
@@ -67,17 +67,6 @@ def number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.5g}"
-
-
-def _settings(settings: Mapping[str, Any]) -> str:
-    if not settings:
-        return "Settings: the defaults."
-    return _table(("setting", "value"), ((k, repr(v)) for k, v in settings.items()))
-
-
-def groups_table(environment: EnvDescription) -> str:
-    """Return a table of the groups: their agents and the spaces of one agent."""
-    return _table(GROUP_COLUMNS, group_rows(environment))
 
 
 def group_rows(environment: EnvDescription) -> Iterator[tuple[str, ...]]:

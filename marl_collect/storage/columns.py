@@ -147,8 +147,6 @@ def rows_of(batch: TensorDictBase) -> Rows:
     """Return the valid frames of a batch ``[B, T]``, row by row."""
     if batch.ndim != 2:
         raise ValueError(f"Expected a batch [B, T], but found {list(batch.shape)}.")
-    if not batch.batch_size.numel():
-        raise ValueError(f"The batch has the shape {list(batch.shape)}, so no frames.")
     tensors = flatten(expanded(batch))
     if TRAJ_IDS not in tensors:
         raise ValueError(
@@ -166,7 +164,7 @@ def rows_of(batch: TensorDictBase) -> Rows:
             continue
         column = _column(key, tensor)
         tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        array = column.array(tensor).reshape(batch.numel(), *column.shape)
+        array = column.array(tensor).reshape(prod(batch.shape), *column.shape)
         rows[column] = array[chosen]
     if not len(next(iter(rows.values()))):
         raise ValueError("The batch has no valid frames.")
@@ -240,17 +238,9 @@ def json_of(schema: pa.Schema) -> dict[str, Any]:
     return about
 
 
-def columns_difference(there: Iterable[Column], here: Iterable[Column]) -> str:
-    """Say how columns differ from those of a dataset; empty if not."""
-    expected, actual = (
-        {column.key: f"{column.dtype} {list(column.shape)}" for column in columns}
-        for columns in (there, here)
-    )
-    for key in {**expected, **actual}:
-        before, now = (keys.get(key, "missing") for keys in (expected, actual))
-        if before != now:
-            return f"{key} is {now}, but {before} in the dataset"
-    return ""
+def described(columns: Iterable[Column]) -> dict[str, str]:
+    """Return dtype and shape of columns as a text for each key."""
+    return {str(c.key): f"{c.dtype} {list(c.shape)}" for c in columns}
 
 
 def decode(

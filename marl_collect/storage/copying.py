@@ -14,8 +14,8 @@ from typing import Any, Final, Self, final
 from marl_collect.errors import DatasetError
 from marl_collect.files.atomic import named_if_full, sync, sync_folder
 from marl_collect.files.urls import url_of
-from marl_collect.storage.columns import Column, columns_difference
-from marl_collect.storage.description import DatasetDescription, difference
+from marl_collect.storage.columns import Column, described
+from marl_collect.storage.description import DatasetDescription
 from marl_collect.storage.files import (
     BatchFile,
     arranged,
@@ -85,8 +85,7 @@ def check_url(url: str, description: DatasetDescription) -> None:
     files = target.listed(check=False)[1]
     if files:
         _, there = target.about(files[0].path.name)
-        text = difference(there.get("description"), description.to_json())
-        check_kind(target.name, text)
+        check_kind(target.name, there.get("description"), description.to_json())
 
 
 @final
@@ -104,18 +103,16 @@ class _Location:
         import fsspec
 
         url = url_of(path)
-        if url is None:
-            root = str(Path(path).absolute())
-            return cls(root, fsspec.filesystem("file"), root, is_local=True)
+        name = url or str(Path(path).absolute())
         try:
-            with _named(url):
-                store, root = fsspec.url_to_fs(url, **options)
+            with _named(name):
+                store, root = fsspec.url_to_fs(name, **(options if url else {}))
         except ImportError as error:
             raise ImportError(
-                f"{url} needs a package that is not installed: {error} For S3: "
+                f"{name} needs a package that is not installed: {error} For S3: "
                 'pip install "marl-collect[cloud]"'
             ) from error
-        return cls(url, store, root, is_local=False)
+        return cls(name, store, root, is_local=url is None)
 
     def path(self, name: str) -> str:
         return f"{self.root}/{name}"
@@ -151,7 +148,7 @@ def _copy(origin: _Location, goal: _Location, *, check: bool) -> tuple[int, set[
     """Copy what is missing; return how many files, and the names of all of them."""
     count = 0
     while True:
-        sizes, files = settled(origin.listed)
+        sizes, files = settled(origin.listed, DatasetError)
         there, before = goal.listed(check=False)
         names = [file.path.name for file in files]
         missing = [name for name in names if there.get(name) != sizes[name]]
@@ -162,12 +159,11 @@ def _copy(origin: _Location, goal: _Location, *, check: bool) -> tuple[int, set[
         likes = {file.path.name: lasts.get((file.run, file.last)) for file in files}
         try:
             if check and missing and before:
-                columns, there_is = goal.about(before[0].path.name)
-                new_columns, here_is = origin.about(names[0])
-                text = columns_difference(columns, new_columns)
-                what = "description"
-                text = difference(there_is.get(what), here_is.get(what)) or text
-                check_kind(goal.name, text)
+                columns, about = goal.about(before[0].path.name)
+                new, about_new = origin.about(names[0])
+                says, says_new = (a.get("description") for a in (about, about_new))
+                check_kind(goal.name, says, says_new)
+                check_kind(goal.name, described(columns), described(new))
             for name in missing:
                 _transfer(origin, goal, name, sizes[name], likes.get(name))
                 count += 1

@@ -18,11 +18,11 @@ from marl_collect.storage.description import (
     difference,
 )
 from marl_collect.storage.files import (
-    LISTINGS,
     BatchFile,
     list_files,
     naming,
     read_about,
+    settled,
 )
 from marl_collect.storage.frames import Transitions
 from marl_collect.storage.trajectories import Trajectories
@@ -115,7 +115,8 @@ def open_dataset(
         storage_options: arguments of the fsspec file systems of URLs.
 
     Raises:
-        FileNotFoundError: if a folder does not exist or has no batches.
+        FileNotFoundError: if a folder does not exist or has no batches, or if files
+            vanish while they are read.
         NotADirectoryError: if it is a file.
         TypeError: if ``path`` has another type.
         ValueError: if two folders have the same run, or options have no URL.
@@ -142,18 +143,7 @@ def open_dataset(
     # One URL is decoded where its files are.
     is_fetched = len(names) == 1 and url_of(names[0])
     cache_path = cache_folder(folders, None if is_fetched or not cache else home)
-    for attempt in range(1, LISTINGS + 1):
-        files = list_all()
-        try:
-            files, opened = open_cache(files, cache_path, list_all)
-            return Dataset(", ".join(names), files, opened)
-        except FileNotFoundError as error:
-            if attempt == LISTINGS:
-                raise DatasetError(
-                    f"The files of {', '.join(names)} vanish while they are read "
-                    f"({error}). Try again when nobody changes them."
-                ) from error
-    raise AssertionError
+    return settled(lambda: Dataset(", ".join(names), *open_cache(list_all, cache_path)))
 
 
 def _list_all(folders: Sequence[Path]) -> list[BatchFile]:

@@ -124,8 +124,9 @@ def difference(there: Any, here: Any, where: str = "") -> str:
         return ""
     if not isinstance(there, Mapping) or not isinstance(here, Mapping):
         return f"{where} is {here!r}, but {there!r} in the dataset"
-    texts = (
-        difference(there.get(name), here.get(name), f"{where}/{name}".lstrip("/"))
-        for name in {**there, **here}
-    )
-    return next((text for text in texts if text), "")
+    for name in {**there, **here}:
+        before, now = (values.get(name, "missing") for values in (there, here))
+        text = difference(before, now, f"{where}/{name}".lstrip("/"))
+        if text:
+            return text
+    return ""

@@ -86,54 +86,41 @@ class EpisodeTracker:
         assert ids is not None
         assert done is not None
         done = done.reshape(-1)
-        order = np.argsort(ids, kind="stable")
-        arranged = ids[order]
-        first = np.flatnonzero(np.append(True, arranged[1:] != arranged[:-1]))
-        lengths = np.diff(np.append(first, len(ids)))
-        is_last = np.zeros(len(ids), np.bool_)
-        is_last[first + lengths - 1] = True
-        continued = arranged[done[order] & ~is_last]
-        if continued.size:
-            raise ValueError(_continues(int(continued[0])))
-        first_steps = _first_steps(rows)
-        begins = np.ones_like(done) if whole else self._begins(ids, first_steps)
-        sums = {
-            column.key[1]: np.add.reduceat(
-                flat_rows(values)[order].astype(np.float64), first
-            )
+        rewards = {
+            column.key[1]: flat_rows(values)
             for column, values in rows.items()
             if column.is_reward and len(column.key) == 3
         }
         terminated = column_of(rows, ("next", "terminated"))
+        first_steps = _first_steps(rows)
+        begins = np.ones_like(done) if whole else self._begins(ids, first_steps)
+        order = np.argsort(ids, kind="stable")
         index = np.empty(len(ids), np.int32)
-        ended: list[tuple[int, EndedEpisode]] = []
-        for piece, (start, count) in enumerate(
-            zip(first.tolist(), lengths.tolist(), strict=True)
-        ):
-            traj_id, where = int(arranged[start]), order[start : start + count]
-            again = first_steps is not None and bool(first_steps[where[0]])
+        ended: dict[int, EndedEpisode] = {}
+        for where in np.split(order, np.flatnonzero(np.diff(ids[order])) + 1):
+            traj_id, first, last = int(ids[where[0]]), where[0], int(where[-1])
+            again = first_steps is not None and bool(first_steps[first])
             self._check_number(traj_id, is_first_step=again)
+            if done[where[:-1]].any():
+                raise ValueError(_continues(traj_id))
             self.latest[traj_id >> 32] = traj_id
-            begin = 0 if begins[where[0]] else _UNSEEN
-            before, sofar = self.running.get(traj_id, (begin, {}))
+            begin = 0 if begins[first] else _UNSEEN
+            before, sofar = self.running.pop(traj_id, (begin, {}))
             returns = {
-                name: values[piece] + sofar.get(name, 0)
-                for name, values in sums.items()
+                name: values[where].sum(0, np.float64) + sofar.get(name, 0)
+                for name, values in rewards.items()
             }
             is_known = before != _UNSEEN
-            index[where] = np.arange(before, before + count) if is_known else _UNSEEN
-            length = before + count if is_known else _UNSEEN
-            if not done[where[-1]]:
+            index[where] = before + np.arange(len(where)) if is_known else _UNSEEN
+            if not done[last]:
+                length = before + len(where) if is_known else _UNSEEN
                 self.running[traj_id] = (length, returns)
-                continue
-            self.running.pop(traj_id, None)
-            if is_known:
+            elif is_known:
                 _check_finite(traj_id, returns)
-                end = terminated is not None and bool(terminated[where[-1]].any())
+                end = terminated is not None and bool(terminated[last].any())
                 agents = {name: tuple(r.tolist()) for name, r in returns.items()}
-                episode = EndedEpisode(traj_id, length, end, agents)
-                ended.append((int(where[-1]), episode))
-        return index, [episode for _, episode in sorted(ended, key=lambda e: e[0])]
+                ended[last] = EndedEpisode(traj_id, before + len(where), end, agents)
+        return index, [ended[last] for last in sorted(ended)]
 
     def _begins(
         self, ids: NDArray[np.int64], first_steps: NDArray[np.bool_] | None

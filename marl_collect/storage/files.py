@@ -18,13 +18,14 @@ from marl_collect.errors import DatasetError
 from marl_collect.files.atomic import named_if_full
 from marl_collect.storage.arrow import pa, pq
 from marl_collect.storage.columns import RUN, Column, columns_of, json_of
+from marl_collect.storage.description import difference
 
 _NAME: Final = re.compile(
     r"(?P<run>[0-9]{8}-[0-9]{6}-[0-9]{6}-[0-9a-f]{8})\."
     r"(?P<first>[0-9]{6,})-(?P<last>[0-9]{6,})\.parquet"
 )
 PATTERN: Final = "[!.]*.parquet"
-LISTINGS: Final = 5
+_ATTEMPTS: Final = 5
 """How often files may vanish while they are read, as writers join small ones."""
 _TIME: Final = "%Y%m%d-%H%M%S-%f"
 _ROW_GROUP: Final = 20_000
@@ -34,7 +35,7 @@ _PAGE_BYTES: Final = 2**22
 """Compressed as one: pictures of neighbouring frames resemble each other."""
 _CURE: Final = "restore it from a copy, or delete all files of its run"
 
-Listing = TypeVar("Listing")
+Content = TypeVar("Content")
 
 
 class BatchFile(NamedTuple):
@@ -74,19 +75,21 @@ def file_name(run: str, first: int, last: int) -> str:
 
 def list_files(folder: Path, *, check: bool = True) -> list[BatchFile]:
     """Return the files of a folder as ``arranged`` does; hidden ones are ignored."""
-    return settled(lambda: arranged(folder.glob(PATTERN), folder, check=check))
+    return settled(
+        lambda: arranged(folder.glob(PATTERN), folder, check=check), DatasetError
+    )
 
 
-def settled(list_once: Callable[[], Listing]) -> Listing:
-    """Return a listing of a folder to which others write.
+def settled(read: Callable[[], Content], *errors: type[Exception]) -> Content:
+    """Return what is read of a folder to which others write.
 
-    One may lack a file that appears meanwhile, and its parts, which that file replaces.
-    So an error is one that persists.
+    A listing may lack a file that appears meanwhile, and its parts, which that file
+    replaces; they may vanish before they are read. So an error is one that persists.
     """
-    for _ in range(LISTINGS - 1):
-        with suppress(DatasetError, FileNotFoundError):
-            return list_once()
-    return list_once()
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(FileNotFoundError, *errors):
+            return read()
+    return read()
 
 
 def arranged(
@@ -227,8 +230,9 @@ def naming(path: str | Path, cure: str = _CURE) -> Iterator[None]:
         ) from error
 
 
-def check_kind(place: str | Path, text: str) -> None:
-    """Refuse to add to a dataset that differs as ``text`` says; empty if not."""
+def check_kind(place: str | Path, there: Any, here: Any) -> None:
+    """Refuse to add what is described by JSON values ``here`` to a dataset."""
+    text = difference(there, here)
     if text:
         raise ValueError(
             f"{place} holds a dataset of another kind: {text}. Choose another place."

@@ -1,8 +1,7 @@
 """Exports episodes to Minari's local store; ``docs/storage.md`` has what becomes what.
 
-Keys that Minari has no place for are ``infos``: ``[T + 1, ...]`` if they exist at the
-root and under ``next``, rewards of agents too, with zeros for the reset; others are
-``[T, ...]``.
+Keys that Minari has no place for are ``infos`` with their names: ``[T + 1, ...]`` if
+they exist at the root and under ``next``; others, such as rewards, are ``[T, ...]``.
 
 Source:
     The layout is that of Minari 0.5: https://minari.farama.org/content/dataset_standards/
@@ -13,7 +12,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
 from operator import getitem
 from pathlib import Path
 from typing import Any, Final
@@ -67,8 +65,8 @@ def export_minari(
         The folder of the new dataset.
 
     Raises:
-        ValueError: if the id is none of Minari's, there are no episodes, or the names
-            of two groups would be a file and a folder.
+        ValueError: if the id is none of Minari's, there are no episodes, or the name of
+            a group has a slash.
         KeyError: if keys that Minari needs are missing.
         ImportError: if a package is missing. The message says what to install.
         FileExistsError: if there is a dataset with this id.
@@ -158,6 +156,12 @@ def _metadata(trajectories: Trajectories, dataset_id: str) -> dict[str, Any]:
 def _spaces(environment: EnvDescription) -> tuple[spaces.Dict, spaces.Dict]:
     """Return the spaces of Minari's observations and actions."""
     groups = environment.groups
+    for name in groups:
+        if "/" in name:
+            raise ValueError(
+                f"Folders in files of Minari are named by '/', which the group {name} "
+                "has: collect with a group_map whose names have none."
+            )
     observed = {n: batch_space(g.observation, g.n_agents) for n, g in groups.items()}
     acting = {n: batch_space(stored_action(g), g.n_agents) for n, g in groups.items()}
     return spaces.Dict(observed | dict(environment.root)), spaces.Dict(acting)
@@ -182,62 +186,34 @@ def _sources(trajectories: Trajectories) -> dict[Key, _Source]:
     for name, space in acting.spaces.items():
         leaves = _leaves(space, (name, "action"), ("actions", name))
         sources |= {path: (getitem, leaf, dtype) for leaf, path, dtype in leaves}
-    needed = [key for _, key, _ in sources.values()]
     rewards: list[Key] = [("next", name, "reward") for name in environment.groups]
-    missing = [key for key in (*needed, *rewards) if key not in fields]
-    if missing:
-        raise KeyError(
-            f"The episodes have no {'/'.join(missing[0])}, which Minari needs: export "
-            "all keys."
-        )
-    missing = [key for key in lasts if ("next", *key) not in fields]
-    if missing:
-        raise KeyError(
-            f"The dataset has no {'/'.join(missing[0])} under 'next', so the last "
-            "observations of episodes are missing: it was collected with "
-            "compact_obs=True. Collect without that option to export to Minari."
-        )
+    used = {key for _, key, _ in sources.values()}
+    used |= {("next", *key) for key in lasts}
+    for key in (*sorted(used), *rewards):
+        if key not in fields:
+            raise KeyError(
+                f"The episodes have no {'/'.join(key)}, which Minari needs: export all "
+                "keys."
+            )
 
     def team(frames: Arrays, _: Key) -> NDArray[Any]:
         values = (frames[key].sum((1, 2), np.float64) for key in rewards)
         return np.sum([*values], 0)
 
     sources["rewards",] = team, (), None
-    sources |= _infos(fields, {*needed})
-    paths = sorted("/".join(path).split("/") for path in sources)
-    for path, following in pairwise(paths):
-        if following[: len(path)] == path:
-            raise ValueError(
-                f"{'/'.join(path)} and {'/'.join(following)} cannot both be in a file "
-                "of Minari, whose folders are named by '/': collect with a group_map "
-                "whose names have none."
-            )
+    for key, kind in fields.items():
+        if key not in used and not _follows(fields, key):
+            has_last = fields.get(("next", *key)) == kind
+            sources["infos", *key] = (_with_last if has_last else getitem), key, None
     return sources
 
 
-def _infos(
-    fields: Mapping[Key, tuple[tuple[int, ...], str]], needed: set[Key]
-) -> dict[Key, _Source]:
-    """Return where Minari's infos are from: all keys that are not needed elsewhere."""
-    infos: dict[Key, _Source] = {}
-    for key, kind in fields.items():
-        base = key[1:] if key[0] == "next" else key
-        if base in needed or key in needed or _follows(set(fields), base, key):
-            continue
-        if base == key:
-            has_last = fields.get(("next", *key)) == kind
-            infos["infos", *key] = (_with_last if has_last else getitem), key, None
-        elif fields.get(base) != kind:
-            path = key if base in fields else base
-            infos["infos", *path] = _with_zeros, key, None
-    return infos
-
-
-def _follows(keys: set[Key], base: Key, key: Key) -> bool:
-    """Return whether a flag follows from terminations and truncations."""
-    ends = [(*key[:-1], name) for name in FLAGS[1:]]
-    done = key[-1] == FLAGS[0] and keys.issuperset(ends)
-    return done or base[0] in FLAGS
+def _follows(fields: Mapping[Key, Any], key: Key) -> bool:
+    """Return whether Minari has a key elsewhere, or a flag follows from others."""
+    base = key[1:] if key[0] == "next" else key
+    is_last = base != key and fields.get(base) == fields[key]
+    ends = ((*key[:-1], end) in fields for end in FLAGS[1:])
+    return is_last or base[0] in FLAGS or (key[-1] == FLAGS[0] and all(ends))
 
 
 def _flat(episode: Arrays, key: Key) -> NDArray[Any]:
@@ -247,13 +223,6 @@ def _flat(episode: Arrays, key: Key) -> NDArray[Any]:
 def _with_last(episode: Arrays, key: Key) -> NDArray[Any]:
     """Return a key at the root, and its last value under ``next``: ``[T + 1, ...]``."""
     return np.concatenate([episode[key][:1], episode["next", *key]])
-
-
-def _with_zeros(episode: Arrays, key: Key) -> NDArray[Any]:
-    """Return a key that is under ``next`` only, after zeros: ``[T + 1, ...]``."""
-    values = episode[key]
-    whole = np.concatenate([np.zeros_like(values[:1]), values])
-    return whole[..., 0] if whole.shape[-1:] == (1,) else whole
 
 
 def _leaves(

@@ -9,8 +9,9 @@ becomes of their last steps, after which there is no observation.
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 import torch
@@ -26,7 +27,6 @@ from marl_collect.storage.dataset import Dataset, open_dataset
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import Progress, no_progress
 from marl_collect.storage.files import naming
-from marl_collect.storage.frames import ranges
 from marl_collect.storage.writer import Writer
 
 _METADATA: Final = "metadata.json"
@@ -48,16 +48,24 @@ _FRAMES: Final = 20_000
 _BYTES: Final = 2**26
 """Frames of a batch, and bytes in memory; up to an episode more."""
 
-_Episodes = NDArray[np.void]
-"""Episodes of a vault, each with
 
-- ``row`` and ``start``: its row, and its first step in it,
-- ``frames``: number of its transitions,
-- ``stop``: the step after the last one that is read. Unless all agents have terminated,
-  one more step than transitions has the last observation.
-- ``ends`` ``[N]``: the frame in which each agent ends, -1 without a transition,
-- ``terminated`` ``[N]``: whether each agent terminated; the others are truncated.
-"""
+class _Episode(NamedTuple):
+    """Where an episode is in a vault.
+
+    Attributes:
+        row: of the vault.
+        start: its first step.
+        frames: number of its transitions. Unless all agents have terminated, one more
+            step than transitions has the last observation.
+        ends: ``[N]``, the frame in which each agent ends, -1 without a transition.
+        terminated: ``[N]``, whether each agent terminated; the others are truncated.
+    """
+
+    row: int
+    start: int
+    frames: int
+    ends: NDArray[np.int64]
+    terminated: NDArray[np.bool_]
 
 
 def import_vault(
@@ -89,35 +97,29 @@ def import_vault(
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} does not exist, or is not a folder.")
     vault = _Vault(folder)
-    kind = [
-        *((name, np.int64) for name in ("row", "start", "frames", "stop")),
-        *(("ends", np.int64, vault.agents), ("terminated", np.bool_, vault.agents)),
-    ]
-    episodes: _Episodes = np.array(list(_episodes(vault)), kind)
-    episodes = episodes[episodes["frames"] > 0]
-    if not len(episodes):
+    episodes = [*_episodes(vault)]
+    if not episodes:
         raise DatasetError(
             f"{folder} has no transition: {vault.steps:,} steps are written."
         )
     description, run, fields = _describe(vault)
     groups = {_GROUP: vault.agents}
-    done, total = 0, int(episodes["frames"].sum())
+    ends = np.cumsum([episode.frames for episode in episodes])
+    done, total = 0, int(ends[-1])
     progress(0, total, ())
+    most = min(_FRAMES, _BYTES // sum(f.nbytes for f in fields.values())) or 1
+    action = description.environment.groups[_GROUP].action
     with (
         completed(target, "import") as temporary,
         Writer(temporary, description, run) as writer,
     ):
-        most = min(_FRAMES, _BYTES // sum(f.nbytes for f in fields.values())) or 1
-        parts = np.cumsum(episodes["frames"]) // most
-        is_cut = np.diff(parts).astype(np.bool_) | (np.diff(episodes["row"]) != 0)
-        for ids in np.split(np.arange(len(episodes)), np.flatnonzero(is_cut) + 1):
-            chosen = episodes[ids]
-            arrays = _join(vault, description.environment.groups[_GROUP].action, chosen)
-            arrays[TRAJ_IDS] = np.repeat(ids, chosen["frames"])
-            shape = [1, int(chosen["frames"].sum())]
+        for _, numbers in groupby(range(len(ends)), lambda i: ends[i] // most):
+            parts = [_frames(vault, episodes[i], action, i) for i in numbers]
+            frames = {key: np.concatenate([f[key] for f in parts]) for key in fields}
+            shape = [1, len(frames[TRAJ_IDS])]
             tensors = {
                 key: torch.from_numpy(
-                    arrays[key].astype(field.dtype).reshape(*shape, *field.shape)
+                    frames[key].astype(field.dtype).reshape(*shape, *field.shape)
                 )
                 for key, field in fields.items()
             }
@@ -204,27 +206,20 @@ class _Vault:
         return self._result(name, opened)
 
     def _result(self, name: str, future: Any) -> Any:
-        try:
+        with naming(f"The array {name} of the vault {self.folder}", _CURE):
             return future.result()
-        except ValueError as error:
-            reason = str(error).partition(" [")[0]
-            raise DatasetError(
-                f"{self.folder}: the array {name} of the vault is missing or damaged. "
-                f"Copy or download the whole folder again. {reason}."
-            ) from error
 
     def _check_shapes(self) -> None:
         shapes = {name: tuple(array.shape) for name, array in self.arrays.items()}
-        prefix, n_dims = shapes["terminals"], len(shapes["actions"])
-        exact = {shapes[name] for name in ("rewards", "terminals", "truncations")}
-        known = {name: 2 if name == _STATE else 3 for name in shapes}
-        right = len(prefix) == 3 and exact == {prefix}
-        right &= all(shapes[name][:n] == prefix[:n] for name, n in known.items())
-        if _LEGALS in shapes:
-            right &= n_dims == 3 and len(shapes[_LEGALS]) == 4
-        elif n_dims != 3:
-            right &= self.dtype("actions").kind == "f"
-        if not right:
+        prefix = shapes["terminals"]
+        n_dims = {"rewards": 3, "terminals": 3, "truncations": 3, _LEGALS: 4}
+        if _LEGALS in shapes or self.dtype("actions").kind != "f":
+            n_dims["actions"] = 3
+        if len(prefix) != 3 or any(
+            shape[: 2 if name == _STATE else 3] != prefix[: 2 if name == _STATE else 3]
+            or len(shape) != n_dims.get(name, len(shape))
+            for name, shape in shapes.items()
+        ):
             actual = ", ".join(
                 f"{name} {self.dtype(name)} {[shape[0], 'T', *shape[2:]]}"
                 for name, shape in shapes.items()
@@ -244,10 +239,11 @@ def _names(structure: Any) -> Iterator[str]:
             yield str(name)
 
 
-def _episodes(vault: _Vault) -> Iterator[tuple[Any, ...]]:
-    """Find the ``_Episodes``; one ends when every agent has ended, or with its row.
+def _episodes(vault: _Vault) -> Iterator[_Episode]:
+    """Find the episodes with transitions.
 
-    The flags of a row are in memory; other arrays are read in batches.
+    One ends when every agent has ended, or with its row. The flags of a row are in
+    memory; other arrays are read in batches.
     """
     for row in range(vault.rows):
         terminals = vault.read("terminals", row) != 0
@@ -266,8 +262,8 @@ def _episodes(vault: _Vault) -> Iterator[tuple[Any, ...]]:
             is_truncated = (ends >= 0) & ~by_terminal
             last = np.where(is_truncated, ends - start - 1, frames - 1)
             last = np.where(terminated, ends - start, last)
-            stop = start + frames + (not terminated.all())
-            yield row, start, frames, stop, last, terminated
+            if frames:
+                yield _Episode(row, start, frames, last, terminated)
             start, ends = step + 1, np.full(vault.agents, -1)
 
 
@@ -320,58 +316,43 @@ def _action_space(vault: _Vault) -> spaces.Space[Any]:
     return spaces.Discrete(max(int(actions.max(initial=0)) for actions in rows) + 1)
 
 
-def _join(
-    vault: _Vault, action: spaces.Space[Any], some: _Episodes
+def _frames(
+    vault: _Vault, episode: _Episode, action: spaces.Space[Any], number: int
 ) -> dict[Key, NDArray[Any]]:
-    """Return the frames of episodes of one row, back to back."""
-    row, start, stop = (
-        int(some[at][name]) for at, name in ((0, "row"), (0, "start"), (-1, "stop"))
-    )
-    lengths = some["frames"]
-    frame = ranges(np.zeros_like(lengths), lengths)
-    ends, terminated, count, begin = (
-        np.repeat(values, lengths, 0)
-        for values in (some["ends"], some["terminated"], lengths, some["start"])
-    )
-    now = begin - start + frame
-    final = terminated.all(1)
-    unknown = (frame == count - 1) & final
-    steps = {(): now, ("next",): np.where(unknown, now, now + 1)}
-
-    frames: dict[Key, NDArray[Any]] = {}
-    arrays = {
-        name: vault.read(name, row, start, stop)
-        for name in vault.arrays
-        if name not in ("terminals", "truncations")
-    }
-    rewards, actions = arrays["rewards"][now], arrays["actions"][now]
+    """Return the frames of an episode."""
+    row, start, count, ends, terminated = episode
+    stop = start + count + (not terminated.all())
+    names = vault.arrays.keys() - {"terminals", "truncations"}
+    arrays = {name: vault.read(name, row, start, stop) for name in names}
+    actions = arrays["actions"][:count]
     if isinstance(action, spaces.Discrete):
-        wrong = (actions < 0) | (actions >= action.n) | (actions != np.floor(actions))
-        if wrong.any():
+        wrong = actions[~np.isin(actions, range(action.n))]
+        if wrong.size:
             raise DatasetError(
-                f"{vault.folder}: the array actions has the action "
-                f"{actions[wrong][0]}, but actions are integers from 0 to "
-                f"{action.n - 1}."
+                f"{vault.folder}: the array actions has the action {wrong[0]}, but "
+                f"actions are integers from 0 to {action.n - 1}."
             )
-    frames[_GROUP, "action"], frames["next", _GROUP, "reward"] = actions, rewards
-    for prefix, chosen in steps.items():
-        frames[*prefix, _GROUP, "observation"] = arrays["observations"][chosen]
-        if _STATE in arrays:
-            frames[*prefix, "state"] = arrays[_STATE][chosen]
-        done = frame[:, None] >= ends if prefix else frame[:, None] > ends
-        every = np.asarray(done.all(1))
-        frames[*prefix, "done"] = every
-        frames[*prefix, "terminated"] = every & final
-        frames[*prefix, "truncated"] = every & ~final
-        frames[*prefix, _GROUP, "done"] = done
-        frames[*prefix, _GROUP, "terminated"] = done & terminated
-        frames[*prefix, _GROUP, "truncated"] = done & ~terminated
-        frames[*prefix, _GROUP, "mask"] = ~done
-        if _LEGALS in arrays:
-            # As in collected data, every action is legal for a row that does not act.
-            legal = arrays[_LEGALS][chosen] != 0
-            frames[*prefix, _GROUP, "action_mask"] = legal | done[..., None]
-    for key in (("next", _GROUP, "observation"), ("next", "state")):
-        if key in frames:
-            frames[key][unknown] = 0
-    return frames
+    if terminated.all():  # What follows is unknown.
+        arrays = {n: np.append(a, np.zeros_like(a[:1]), 0) for n, a in arrays.items()}
+    done = np.arange(count + 1)[:, None] > ends
+    both: dict[Key, NDArray[Any]] = {
+        (_GROUP, "mask"): ~done,
+        (_GROUP, "observation"): arrays["observations"],
+    }
+    of_all: Any = (), done.all(1), terminated.all()
+    for path, after, ended in (of_all, ((_GROUP,), done, terminated)):
+        both[*path, "done"] = after
+        both[*path, "terminated"] = after & ended
+        both[*path, "truncated"] = after & ~ended
+    if _STATE in arrays:
+        both["state",] = arrays[_STATE]
+    if _LEGALS in arrays:
+        # As in collected data, every action is legal for a row that does not act.
+        both[_GROUP, "action_mask"] = (arrays[_LEGALS] != 0) | done[..., None]
+    return {
+        TRAJ_IDS: np.full(count, number),
+        (_GROUP, "action"): actions,
+        ("next", _GROUP, "reward"): arrays["rewards"][:count],
+        **{key: values[:-1] for key, values in both.items()},
+        **{("next", *key): values[1:] for key, values in both.items()},
+    }

@@ -14,18 +14,8 @@ from marl_collect.core.closing import Closing
 from marl_collect.errors import ClosedError
 from marl_collect.files.urls import local_folder
 from marl_collect.storage.arrow import pa
-from marl_collect.storage.columns import (
-    Column,
-    Rows,
-    columns_difference,
-    rows_of,
-    to_table,
-)
-from marl_collect.storage.description import (
-    DatasetDescription,
-    RunDescription,
-    difference,
-)
+from marl_collect.storage.columns import Column, Rows, described, rows_of, to_table
+from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode, EpisodeTracker
 from marl_collect.storage.files import (
     PATTERN,
@@ -86,8 +76,8 @@ class Writer(Closing):
         self._columns: tuple[Column, ...] = ()
         if files:
             self._columns, there = read_about(files[0].path)
-            text = difference(there.get("description"), self._about["description"])
-            check_kind(self.path, text)
+            mine = self._about["description"]
+            check_kind(self.path, there.get("description"), mine)
         self._about["run"] = (run or RunDescription()).to_json()
         self._is_new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
@@ -138,7 +128,7 @@ class Writer(Closing):
     def write(self, rows: Rows, frame_index: NDArray[np.int32]) -> None:
         """Write frames, of which the number in their episode is known."""
         if self._columns:
-            check_kind(self.path, columns_difference(self._columns, rows))
+            check_kind(self.path, described(self._columns), described(rows))
         table = to_table(rows, self.run, frame_index, self._about)
         try:
             is_small = table.nbytes < _SMALL_BYTES

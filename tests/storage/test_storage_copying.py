@@ -198,7 +198,7 @@ def test_a_target_of_another_kind_is_refused(
     write(tmp_path / "b", [batch.exclude("frame")])
     for name, text in (
         ("a", "task is 'other', but 'stream' in the dataset"),
-        ("b", r"\('frame',\) is missing, but int64"),
+        ("b", r"\('frame',\) is 'missing', but 'int64"),
     ):
         with pytest.raises(ValueError, match=f"of another kind: {text}"):
             copy(tmp_path / name, url, **options)

@@ -109,11 +109,11 @@ REFUSALS: dict[str, Any] = {
     r"'run',\) .* names run and frame_index are taken": lambda b: b.set("run", b[DONE]),
     r"'frame_index',\) .* the names run and": lambda b: b.set("frame_index", b[DONE]),
     "at most 100 parts": lambda b: b.set(("a",) * 101, b[DONE]),
-    r"the shape \[2, 0\], so no frames": lambda b: b[:, :0],
+    "The batch has no valid frames": lambda b: b[:, :0],
     r"Expected a batch \[B, T\], but found \[12\]": lambda b: b.reshape(-1),
-    r"more.* is bool \[1\], but missing in the": lambda b: b.set("more", b[DONE]),
-    r"\[2, 1\], but int64 \[2\] in the": lambda b: b.set(ACTION, b[ACTION][..., None]),
-    "action.* is float64 .* but int64": lambda b: b.set(ACTION, b[ACTION].double()),
+    r"more.* is 'bool \[1\]', but 'missing' in the": lambda b: b.set("more", b[DONE]),
+    r"\[2, 1\]', but 'int64 \[2\]' in": lambda b: b.set(ACTION, b[ACTION][..., None]),
+    "action.* is 'float64 .* but 'int64": lambda b: b.set(ACTION, b[ACTION].double()),
     **{
         f"Agent 1 of the group 'g' has the return {x}": partial(with_reward, reward=x)
         for x in (float("nan"), float("inf"), -float("inf"))
