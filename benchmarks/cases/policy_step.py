@@ -70,8 +70,8 @@ def runners(name: str, n_envs: int, *, share_params: bool) -> list[PolicyRunner]
 def bound(acting: Any, description: EnvDescription, n_envs: int) -> list[PolicyRunner]:
     """Return a runner that calls a policy and one that fuses it, each with memory."""
     unfused = ModuleRunner(acting, description, n_envs)
-    module = ModuleRunner(acting, description, n_envs)
-    fused = FusedRunner(module, description, InteractionType.RANDOM)
+    how = InteractionType.RANDOM
+    fused = FusedRunner(ModuleRunner(acting, description, n_envs, how=how))
     for runner in (unfused, fused):
         memory = allocate(description.row(), (n_envs,))
         if ("agents", "action_mask") in memory:

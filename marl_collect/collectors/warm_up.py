@@ -29,7 +29,7 @@ def warm_up() -> None:
     )
     how = InteractionType.RANDOM
     with torch.no_grad(), set_interaction_type(how):
-        runner = FusedRunner(ModuleRunner(network, description, 1), description, how)
+        runner = FusedRunner(ModuleRunner(network, description, 1, how=how))
         memory = allocate(description.row(), (1,))
         runner.probe(memory)
         runner.bind(memory | allocate(runner.signature.memory(description), (1,)))

@@ -361,10 +361,8 @@ class RayPool:
             if not done:
                 self._lose(actor, self._not_ready())
                 break
-            try:
-                started = self._get(actor.started)
-            except self._ray.exceptions.RayError as error:
-                self._lose(actor, _why(error))
+            started = self._get_from(actor, actor.started)
+            if actor.lost is not None:
                 if left:
                     self._create(actor)
                 continue
@@ -442,11 +440,7 @@ class RayPool:
             self._check(actor)
             if actor.lost is not None:
                 return None
-        try:
-            result = self._get(call)
-        except self._ray.exceptions.RayError as error:
-            self._lose(actor, _why(error))
-            return None
+        result = self._get_from(actor, call)
         if isinstance(result, Failure):
             raise_failure(result, actor.workers[args[0]])
         return result
@@ -462,6 +456,14 @@ class RayPool:
             return self._ray.get(reference, timeout=timeout)
         except self._ray.exceptions.RayError as error:
             raise error.with_traceback(None) from None
+
+    def _get_from(self, actor: Actor, reference: Any) -> Any:
+        """Return what an actor's call returned; None if it is lost."""
+        try:
+            return self._get(reference)
+        except self._ray.exceptions.RayError as error:
+            self._lose(actor, _why(error))
+            return None
 
     def _await(self, actors: Sequence[Actor]) -> None:
         """Wait until one of these actors has a reply or is lost, or for a second."""
@@ -480,11 +482,7 @@ class RayPool:
 
     def _fetch(self, actor: Actor, reference: Any) -> None:
         """Take an actor's reply, and copy what its worker has filled."""
-        try:
-            reply = self._get(reference)
-        except self._ray.exceptions.RayError as error:
-            self._lose(actor, _why(error))
-            return
+        reply = self._get_from(actor, reference)
         actor.reply = None
         if reply is None:
             self._lose(actor, "its workers were ended")

@@ -229,7 +229,6 @@ class AssignedRunner(PolicyRunner):
             part = own_rows(
                 runner.module,
                 shared | outputs,
-                self._description,
                 memory,
                 self._episodes(index),
             )

@@ -112,7 +112,6 @@ class OwnRows:
     Attributes:
         module: runs the whole policy; for its signature, noise and errors.
         bound: the memory to which it is bound, with outputs of its own.
-        description: of the environments.
         memory: of the step loop, ``[K, ...]`` per key.
         groups: what acts for each group.
         state: of the policy.
@@ -120,7 +119,6 @@ class OwnRows:
 
     module: ModuleRunner
     bound: Row
-    description: EnvDescription
     memory: Row
     groups: Mapping[str, "_GroupRows"]
     state: ModuleState
@@ -134,7 +132,7 @@ class OwnRows:
         """Return whether the copies compute what the policy does, on random inputs."""
         module, memory = self.module, self.memory
         saved = {key: array.copy() for key, array in memory.items()}
-        frames = RandomFrames(self.description, memory)
+        frames = RandomFrames(module.description, memory)
         mine = {
             group: rows.compared(len(memory["done",]))
             for group, rows in self.groups.items()
@@ -151,7 +149,10 @@ class OwnRows:
                     self.bound[key][...] = memory[key]
                 with _code_of_users(), undisturbed(module.policy):
                     values = [value.detach().clone() for value in module.call()]
-                self._act_once(mine)
+                for group_rows in self.groups.values():
+                    group_rows.begin(1)
+                with undisturbed(module.policy):
+                    self.call(mine)(0)
                 for key, value in zip(module.targets, values, strict=True):
                     key = key[1:] if key[0] == "next" else key
                     if key not in stored:
@@ -167,12 +168,6 @@ class OwnRows:
             for key, array in saved.items():
                 memory[key][...] = array
         return unlike <= _UNLIKE * total
-
-    def _act_once(self, mine: Mapping[str, NDArray[np.bool_]]) -> None:
-        for rows in self.groups.values():
-            rows.begin(1)
-        with undisturbed(self.module.policy):
-            self.call(mine)(0)
 
     def begin(self, frames: int, generators: Generators) -> None:
         """Prepare for ``frames`` frames; sample the noise of all rows."""
@@ -309,7 +304,7 @@ class _GroupRows:
                 self.alone(number), self._description, size, how=self._how
             )
             probed = self._probed.get(number)
-            run = _Run(module, self._description, self._memory, probed)
+            run = _Run(module, self._memory, probed)
             self._probed[number] = module.probed
             if self._frames:
                 run.runner.start(self._frames)
@@ -324,7 +319,6 @@ class _Run:
     def __init__(
         self,
         module: ModuleRunner,
-        description: EnvDescription,
         memory: Row,
         probed: ProbeResult | None,
     ) -> None:
@@ -332,10 +326,10 @@ class _Run:
 
         Args:
             module: runs the policy for one agent, on as many rows.
-            description: of the environments, for this agent alone.
             memory: of the step loop.
             probed: what a probe of the same policy on other numbers of rows found.
         """
+        description = module.description
         (self._group,) = description.groups
         self._n_agents = memory[self._group, "done"].shape[1]
         self._size = size = module.size
@@ -345,7 +339,7 @@ class _Run:
             source = memory[key][:1, :1] if key[0] == self._group else memory[key][:1]
             self._packed[key][...] = source
         self._module = module
-        self.runner = FusedRunner(module, description, module.how)
+        self.runner = FusedRunner(module)
         if probed is not None:
             module.probed = probed
         else:
@@ -422,7 +416,6 @@ class _Run:
 def own_rows(
     module: ModuleRunner,
     bound: Row,
-    description: EnvDescription,
     memory: Row,
     episodes: Mapping[str, NDArray[np.bool_]],
 ) -> OwnRows | None:
@@ -431,12 +424,11 @@ def own_rows(
     Args:
         module: see ``OwnRows``, like the other arguments.
         bound: memory of the policy.
-        description: of the environments.
         memory: of the step loop.
         episodes: which agents act with the policy in some episodes, ``[T, n]`` by
             group.
     """
-    policy = module.policy
+    policy, description = module.policy, module.description
     if not isinstance(policy, nn.Module):
         return None
     state = ModuleState(policy, of_recording=True)
@@ -450,13 +442,13 @@ def own_rows(
             }
             if not groups or not all(rows.can_be_split() for rows in groups.values()):
                 return None
-            flops = _flops_per_row(module, description, groups)
+            flops = _flops_per_row(module, groups)
             alike = {group: rows.alike for group, rows in groups.items()}
             if not is_worth_it(episodes, alike, module.size, flops):
                 return None
             for rows in groups.values():
                 rows.prepare(flops)
-            copies = OwnRows(module, bound, description, memory, groups, state)
+            copies = OwnRows(module, bound, memory, groups, state)
             return copies if copies.equals_all_rows() else None
         except _CannotBeSplitError:
             return None
@@ -529,9 +521,7 @@ def _treats_rows_alike(module: nn.Module) -> bool:
     return wraps or type(module) in _LAYERS or declares(module, BY_ROW)
 
 
-def _flops_per_row(
-    module: ModuleRunner, description: EnvDescription, groups: Mapping[str, _GroupRows]
-) -> float:
+def _flops_per_row(module: ModuleRunner, groups: Mapping[str, _GroupRows]) -> float:
     """Return the floating-point operations for one agent.
 
     One product with each weight is not counted. A linear layer mostly waits for its
@@ -542,7 +532,7 @@ def _flops_per_row(
     with _code_of_users(), undisturbed(policy), counter:
         module.call()
     acts = {key[0] for key in module.signature.outputs}
-    rows = sum(g.n_agents for name, g in description.groups.items() if name in acts)
+    rows = sum(n for name, n in module.description.group_sizes.items() if name in acts)
     alone = nn.ModuleList(group.alone(0) for group in groups.values())
     weights = sum(parameter.numel() for parameter in alone.parameters())
     return max(counter.get_total_flops() / (rows * module.size) - 2 * weights, 0.0)

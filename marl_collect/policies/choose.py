@@ -81,7 +81,7 @@ def _make_single(
     )
     if options.resident:
         return module
-    return FusedRunner(module, engine.description, options.exploration)
+    return FusedRunner(module)
 
 
 def _must_move(policy: nn.Module, device: torch.device) -> bool:

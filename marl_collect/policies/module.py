@@ -22,7 +22,7 @@ from marl_collect.errors import PolicyError
 from marl_collect.policies.device_transfer import Exchange, transfer_device
 from marl_collect.policies.fused.record import same
 from marl_collect.policies.noise import HeadNoise
-from marl_collect.policies.probe import ProbeResult, callee, probe, undisturbed
+from marl_collect.policies.probe import Probe, ProbeResult, callee, undisturbed
 from marl_collect.policies.runner import Generators, PolicyRunner
 
 Policy = Callable[[TensorDictBase], TensorDictBase | None]
@@ -35,6 +35,7 @@ class ModuleRunner(PolicyRunner):
 
     Attributes:
         policy: the callable.
+        description: of the environments.
         size: K.
         how: interaction type to prepare for.
         probed: what ``probe`` found. It does not depend on ``size``, and may be set.
@@ -63,7 +64,7 @@ class ModuleRunner(PolicyRunner):
         """
         self._every_action = every_action
         self.policy = policy
-        self._description = description
+        self.description = description
         self.size = size
         self.how = how
         self._device = transfer_device(device)
@@ -76,14 +77,15 @@ class ModuleRunner(PolicyRunner):
 
     def probe(self, memory: Row) -> None:
         """Call the policy on observations to determine what it reads and writes."""
-        with without_gradients(), set_interaction_type(self.how):
-            self.probed = probe(
+        how = set_interaction_type(self.how)
+        with without_gradients(), how, undisturbed(self.policy):
+            self.probed = Probe(
                 self.policy,
-                self._description,
+                self.description,
                 memory,
                 self._device,
                 every_action=self._every_action,
-            )
+            ).result()
 
     @property
     def signature(self) -> PolicySignature:
@@ -98,7 +100,7 @@ class ModuleRunner(PolicyRunner):
             key: value if self._resident else torch.from_numpy(value)
             for key, value in memory.items()
         }
-        observed = [*self._description.observed(), *signature.carried]
+        observed = [*self.description.observed(), *signature.carried]
         if signature.reads_is_init:
             observed.append(IS_INIT)
         keys = [*observed, *signature.kept]

@@ -54,33 +54,6 @@ class ProbeResult:
     fresh: bool
 
 
-def probe(
-    policy: Any,
-    description: EnvDescription,
-    memory: Row,
-    device: torch.device | None = None,
-    *,
-    every_action: bool = True,
-) -> ProbeResult:
-    """Call ``policy`` on observations, and return what it reads and writes.
-
-    Args:
-        policy: a callable on TensorDicts.
-        description: of the environments.
-        memory: ``[K, ...]`` per key, where each environment begins an episode.
-        device: device of the policy; None for the CPU.
-        every_action: whether the policy must act for all groups, or for one at least.
-
-    Raises:
-        KeyError: if the environment lacks an input, or the output lacks an action;
-            names the key.
-        TypeError, ValueError: if an output cannot be stored; names the key.
-    """
-    with undisturbed(policy):
-        calls = _Probe(policy, description, memory, device, every_action=every_action)
-        return calls.result()
-
-
 @contextmanager
 def undisturbed(policy: Any) -> Iterator[None]:
     """Restore random generators and the policy's buffers on exit."""
@@ -141,8 +114,9 @@ def callee(policy: Any) -> Any:
         policy = inner
 
 
-class _Probe:
-    """Calls one policy and collects what the calls show."""
+@final
+class Probe:
+    """Calls a policy on observations, to determine what it reads and writes."""
 
     def __init__(
         self,
@@ -153,6 +127,16 @@ class _Probe:
         *,
         every_action: bool,
     ) -> None:
+        """Prepare the calls.
+
+        Args:
+            policy: a callable on TensorDicts.
+            description: of the environments.
+            memory: ``[K, ...]`` per key, where each environment begins an episode.
+            device: device of the policy; None for the CPU.
+            every_action: whether the policy must act for all groups, or for one at
+                least.
+        """
         self._acting = _double(policy)
         self._every_action = every_action
         self._description = description
@@ -171,6 +155,13 @@ class _Probe:
         )
 
     def result(self) -> ProbeResult:
+        """Call the policy; wrap this in ``undisturbed``.
+
+        Raises:
+            KeyError: if the environment lacks an input, or the output lacks an action;
+                names the key.
+            TypeError, ValueError: if an output cannot be stored; names the key.
+        """
         states = {
             key: torch.zeros(self._size, *shape, dtype=self._state_dtype, device="cpu")
             for key, shape in self._state_shapes.items()

@@ -169,7 +169,6 @@ class Generators:
     def load(self, states: Mapping[int, NDArray[np.int64]]) -> None:
         """Restore what ``states_of`` returned."""
         for stream, words in states.items():
-            self._memory.pop(stream, None)
             made = self._made[stream] = [
                 np.random.Generator(np.random.SFC64(_NO_SEED))  # type: ignore[arg-type]
                 for _ in self._origins

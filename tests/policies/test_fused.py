@@ -114,9 +114,7 @@ def pair(
     interaction_type: InteractionType = RANDOM,
 ) -> tuple[Acting, Acting]:
     """Return the policy fused, and the policy called."""
-    fused = FusedRunner(
-        ModuleRunner(policy, description, size), description, interaction_type
-    )
+    fused = FusedRunner(ModuleRunner(policy, description, size, how=interaction_type))
     return (
         Acting(fused, description, size),
         Acting(ModuleRunner(policy, description, size), description, size),
@@ -474,7 +472,7 @@ def test_a_policy_is_called_under_autocast() -> None:
 def test_recording_changes_neither_memory_nor_torch_generator() -> None:
     description = environment("masked")
     policy = make_policy(description)
-    runner = FusedRunner(ModuleRunner(policy, description, 1), description)
+    runner = FusedRunner(ModuleRunner(policy, description, 1))
     acting = Acting(runner, description, 1)
     for array in acting.memory.values():
         array[...] = 1

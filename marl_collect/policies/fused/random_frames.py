@@ -26,10 +26,10 @@ class RandomFrames:
 
     begins: bool | None = None
 
-    def __init__(self, description: EnvDescription, memory: Row, seed: int = 0) -> None:
+    def __init__(self, description: EnvDescription, memory: Row) -> None:
         """Write to ``memory``, ``[K, ...]`` per key."""
         self._memory = memory
-        self._rng = np.random.default_rng(seed)
+        self._rng = np.random.default_rng(0)
         self._samplers: dict[Key, Sampler] = {}
         self._starts: dict[Key, Any] = {}
         for name, group in description.groups.items():

@@ -21,7 +21,7 @@ from tensordict.nn import InteractionType, set_interaction_type
 from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
-from marl_collect.core.description import EnvDescription, Row
+from marl_collect.core.description import Row
 from marl_collect.core.signature import PolicySignature
 from marl_collect.policies.fused.elementary import (
     ElementaryOperations,
@@ -154,29 +154,19 @@ class FusedRunner(PolicyRunner):
         module: calls the policy.
     """
 
-    def __init__(
-        self,
-        module: ModuleRunner,
-        description: EnvDescription,
-        expected: InteractionType | None = None,
-    ) -> None:
+    def __init__(self, module: ModuleRunner) -> None:
         """Run the policy of ``module``.
 
-        Args:
-            module: calls the policy.
-            description: of the environments, for random observations.
-            expected: interaction type to record when bound; others are recorded when
-                they occur.
+        It is recorded when bound if ``module.how`` is an interaction type; others are
+        recorded when they occur.
         """
         self.module = module
-        self._description = description
-        self._expected = expected
         # By what it depends on outside the policy; valid for this state of the policy.
         self._compiled: dict[Any, _Compiled | _Refused] = {}
         self._state: ModuleState | None = None
         self._last_setting: Any = None
         self._current: _Compiled | None = None
-        self._how: InteractionType | None = expected
+        self._how: InteractionType | None = module.how
         self._missed = self._frames = 0
         self._budget = RecordingBudget()
         self._spot_check = SpotCheck()
@@ -216,9 +206,9 @@ class FusedRunner(PolicyRunner):
         self._weights: list[torch.Tensor] = []
         if isinstance(policy, nn.Module):
             self._weights = [*policy.parameters(), *policy.buffers()]
-        if self._expected is not None:
-            with torch.no_grad(), set_interaction_type(self._expected):
-                self._how = self._expected
+        if self.module.how is not None:
+            with torch.no_grad(), set_interaction_type(self.module.how):
+                self._how = self.module.how
                 self._ready()
 
     def begin(self, frames: int, generators: Generators) -> None:
@@ -387,7 +377,7 @@ class FusedRunner(PolicyRunner):
 
     def _record(self) -> _Compiled:
         """Record the policy and compare the recordings with it."""
-        frames = RandomFrames(self._description, self._memory)
+        frames = RandomFrames(self.module.description, self._memory)
         values, operations = self._operations(frames)
         if not self.signature.reads_is_init or not any(map(is_guard, operations)):
             return _Compiled([self._program(frames, values, operations)])
