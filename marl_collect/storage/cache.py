@@ -98,20 +98,17 @@ class CacheState:
 
     def known(self, files: Sequence[BatchFile]) -> int | None:
         """Return how many of the files it has; None if they do not begin like it."""
-        used = 0
+        parts = iter(self.parts)
         for count, file in enumerate(files):
-            begin = used
+            part = next(parts, None)
+            if part is None:
+                return count
             # A file of joined batches stands for several parts.
-            while used < len(self.parts) and (
-                self.parts[used][0] == file.run and self.parts[used][1] < file.last
-            ):
-                used += 1
-            if used == len(self.parts):
-                return count if used == begin else None
-            if self.parts[used] != file.part():
+            while part is not None and part[0] == file.run and part[1] < file.last:
+                part = next(parts, None)
+            if part != file.part():
                 return None
-            used += 1
-        return len(files) if used == len(self.parts) else None
+        return len(files) if next(parts, None) is None else None
 
     def sizes(self, dtype: np.dtype[Any]) -> dict[str, int]:
         """Return the names of its files, and how long each is at least."""
@@ -132,7 +129,7 @@ class Cache:
 
     Attributes:
         columns: of the dataset.
-        records: one per frame, mapped; what is written to them stays in this process.
+        records: one per frame, mapped.
         large: bytes of large frames, mapped; None if there are none.
         order: ``[frames]``, numbers of all frames, those of an episode back to back.
         episodes: of every complete episode the position of its ``first`` frame in
@@ -159,7 +156,7 @@ class Cache:
 
     def verify(self, files: Sequence[BatchFile]) -> None:
         """Decode its files again, and compare; see ``Dataset.verify``."""
-        # Not these records: the user may have written to them.
+        # As it is now: the episodes were read when it was opened.
         on_disk = _mapped(self.folder, self.state, self.columns)
         runs: dict[str, int] = {}
         parts = []

@@ -62,7 +62,7 @@ def copy(source: str | Path, target: str | Path, **storage_options: Any) -> int:
         )
     if goal.is_local:
         check_target(Path(goal.root))
-    return _copy(origin, goal, check=True)[0]
+    return _copy(origin, goal, mirror=False)
 
 
 def fetch(url: str, cache: Path, **storage_options: Any) -> Path:
@@ -72,10 +72,7 @@ def fetch(url: str, cache: Path, **storage_options: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # Others wait instead of fetching it too.
-        _, names = _copy(origin, _Location.of(folder, {}), check=False)
-        for path in folder.glob("[!.]*"):
-            if path.name not in names:  # It was deleted there.
-                path.unlink()
+        _copy(origin, _Location.of(folder, {}), mirror=True)
     return folder
 
 
@@ -144,8 +141,11 @@ class _Location:
             return read_about(Path(self.name, name), file)
 
 
-def _copy(origin: _Location, goal: _Location, *, check: bool) -> tuple[int, set[str]]:
-    """Copy what is missing; return how many files, and the names of all of them."""
+def _copy(origin: _Location, goal: _Location, *, mirror: bool) -> int:
+    """Copy what is missing, and return how many files.
+
+    A mirror loses what the origin has no more, and may become of another kind.
+    """
     count = 0
     while True:
         sizes, files = settled(origin.listed, DatasetError)
@@ -158,7 +158,7 @@ def _copy(origin: _Location, goal: _Location, *, check: bool) -> tuple[int, set[
         lasts = {(file.run, file.last): file.path for file in before}
         likes = {file.path.name: lasts.get((file.run, file.last)) for file in files}
         try:
-            if check and missing and before:
+            if missing and before and not mirror:
                 columns, about = goal.about(before[0].path.name)
                 new, about_new = origin.about(names[0])
                 says, says_new = (a.get("description") for a in (about, about_new))
@@ -171,11 +171,11 @@ def _copy(origin: _Location, goal: _Location, *, check: bool) -> tuple[int, set[
             if sizes.keys() <= origin.listed(check=False)[0].keys():
                 raise
             continue  # A writer has joined files meanwhile.
-        remaining = goal.files(there | sizes, check=False)
-        for name in set(there) - {file.path.name for file in remaining} - {_CARD}:
+        kept = files if mirror else goal.files(there | sizes, check=False)
+        for name in there.keys() - {file.path.name for file in kept} - {_CARD}:
             with _named(goal.name), suppress(FileNotFoundError):
                 goal.store.rm_file(goal.path(name))
-        return count, {*names, _CARD}
+        return count
 
 
 def _transfer(

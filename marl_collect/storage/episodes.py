@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final, Self, final
 
 import numpy as np
@@ -86,40 +87,47 @@ class EpisodeTracker:
         assert ids is not None
         assert done is not None
         done = done.reshape(-1)
-        rewards = {
-            column.key[1]: flat_rows(values)
+        order = np.argsort(ids, kind="stable")
+        arranged = ids[order]
+        first = np.flatnonzero(np.append(True, arranged[1:] != arranged[:-1]))
+        continues = done[order]
+        continues[np.append(first[1:], len(ids)) - 1] = False
+        if continues.any():
+            raise ValueError(_continues(int(arranged[continues][0])))
+        sums = {
+            column.key[1]: np.add.reduceat(
+                flat_rows(values)[order].astype(np.float64), first
+            )
             for column, values in rows.items()
             if column.is_reward and len(column.key) == 3
         }
         terminated = column_of(rows, ("next", "terminated"))
         first_steps = _first_steps(rows)
         begins = np.ones_like(done) if whole else self._begins(ids, first_steps)
-        order = np.argsort(ids, kind="stable")
         index = np.empty(len(ids), np.int32)
         ended: dict[int, EndedEpisode] = {}
-        for where in np.split(order, np.flatnonzero(np.diff(ids[order])) + 1):
-            traj_id, first, last = int(ids[where[0]]), where[0], int(where[-1])
-            again = first_steps is not None and bool(first_steps[first])
+        for piece, (start, end) in enumerate(pairwise([*first.tolist(), len(ids)])):
+            where, traj_id = order[start:end], int(arranged[start])
+            last = int(where[-1])
+            again = first_steps is not None and bool(first_steps[where[0]])
             self._check_number(traj_id, is_first_step=again)
-            if done[where[:-1]].any():
-                raise ValueError(_continues(traj_id))
             self.latest[traj_id >> 32] = traj_id
-            begin = 0 if begins[first] else _UNSEEN
+            begin = 0 if begins[where[0]] else _UNSEEN
             before, sofar = self.running.pop(traj_id, (begin, {}))
             returns = {
-                name: values[where].sum(0, np.float64) + sofar.get(name, 0)
-                for name, values in rewards.items()
+                name: values[piece] + sofar.get(name, 0)
+                for name, values in sums.items()
             }
             is_known = before != _UNSEEN
-            index[where] = before + np.arange(len(where)) if is_known else _UNSEEN
+            length = before + end - start if is_known else _UNSEEN
+            index[where] = np.arange(before, length) if is_known else _UNSEEN
             if not done[last]:
-                length = before + len(where) if is_known else _UNSEEN
                 self.running[traj_id] = (length, returns)
             elif is_known:
                 _check_finite(traj_id, returns)
-                end = terminated is not None and bool(terminated[last].any())
+                is_end = terminated is not None and bool(terminated[last].any())
                 agents = {name: tuple(r.tolist()) for name, r in returns.items()}
-                ended[last] = EndedEpisode(traj_id, before + len(where), end, agents)
+                ended[last] = EndedEpisode(traj_id, length, is_end, agents)
         return index, [ended[last] for last in sorted(ended)]
 
     def _begins(

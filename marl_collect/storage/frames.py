@@ -21,7 +21,7 @@ from marl_collect.storage.cache import Cache
 from marl_collect.storage.columns import Column
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.loading import Loadable, item_numbers
-from marl_collect.storage.statistics import Moments, Range, moments_of, ranges_of
+from marl_collect.storage.statistics import Moments, Range, moments_of
 
 _PAGE: Final = mmap.PAGESIZE
 _PART: Final = 20_000
@@ -168,7 +168,11 @@ class Transitions(Loadable):
 
         All frames are read once, in parts.
         """
-        return ranges_of(self.parts())
+        ranges = {column.key: Range() for column in self.keys}
+        for part in self.parts():
+            for key, values in part.items():
+                ranges[key] = ranges[key].joined(values)
+        return ranges
 
     @cached_property
     def groups(self) -> dict[str, int]:
@@ -181,22 +185,18 @@ class Transitions(Loadable):
         return len(self) * sum(column.nbytes for column in self.keys)
 
     @cached_property
-    def views(self) -> dict[Key, torch.Tensor]:
-        """Every small key of all frames of the cache: views of the records."""
-        return {
-            column.key: column.tensor(self.cache.records[column.name])
-            for column in self.keys
-            if not column.is_large
-        }
-
-    @cached_property
     def _rows(self) -> dict[Key, torch.Tensor]:
-        """The views as ``[frames, elements]``.
+        """Every small key of the cache: views of its records, ``[frames, elements]``.
 
         ``index_select`` copies rows of these as a whole. With more dimensions it takes
         twice as long, and indexing four times: they copy element by element.
         """
-        return {key: view.view(len(view), -1) for key, view in self.views.items()}
+        records = self.cache.records
+        return {
+            column.key: column.tensor(records[column.name]).view(len(records), -1)
+            for column in self.keys
+            if not column.is_large
+        }
 
     @cached_property
     def _needs_advice(self) -> bool:
@@ -261,14 +261,14 @@ class Transitions(Loadable):
         first: NDArray[np.int64],
         lengths: NDArray[np.int64],
         width: int,
-        padding: NDArray[np.int64] | None = None,
+        padding: NDArray[np.int64] | int = 0,
     ) -> TensorDict:
         """Read pieces ``[n, width]`` and their mask.
 
         They begin at ``first`` in ``Cache.order``. In front of each there are
         ``padding`` frames of zeros; behind it they fill the row.
         """
-        begin = np.zeros_like(lengths) if padding is None else padding
+        begin = np.zeros_like(lengths) + padding
         column = np.arange(width)
         end = (begin + lengths)[:, None]
         valid = (begin[:, None] <= column) & (column < end)

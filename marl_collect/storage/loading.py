@@ -235,19 +235,16 @@ class Loader:
             yield batch
 
     def _read(self, batches: list[list[int]]) -> Iterator[TensorDict]:
-        if not self._options.workers:
-            for indices in batches:
-                batch = self._source.__getitems__(indices)
-                yield batch.pin_memory() if torch.cuda.is_available() else batch
-            return
+        workers = self._options.workers
         yield from DataLoader(
             self._source,  # type: ignore[arg-type] # has __len__ and __getitems__
             batch_sampler=batches,
-            num_workers=self._options.workers,
+            num_workers=workers,
             # Other start methods, such as TorchRL's default, run the script again.
-            multiprocessing_context="fork",
+            multiprocessing_context="fork" if workers else None,
             pin_memory=torch.cuda.is_available(),
             collate_fn=self._source.collate,
+            generator=torch.Generator(),  # Otherwise it draws of the user's numbers.
         )
 
     def state_dict(self) -> dict[str, int]:

@@ -146,9 +146,8 @@ def collect_into(
     check_target(local_folder(path))
     options = changed(BatchOptions, arguments) | asdict(arguments.ranks)
     options |= {"seed": draw_seed(arguments.seed), "total_frames": frames}
-    options["frames_per_batch"] = arguments.frames_per_batch
-    if arguments.frames_per_batch is None:
-        options["frames_per_batch"] = min(frames or BATCH_FRAMES, BATCH_FRAMES)
+    most = min(frames or BATCH_FRAMES, BATCH_FRAMES)
+    options["frames_per_batch"] = arguments.frames_per_batch or most
     with MultiSyncCollector(
         arguments.create_env_fn, arguments.policy, **options
     ) as collector:

@@ -40,15 +40,6 @@ class Range:
         return replace(self, low=low, high=high, nans=self.nans + nans)
 
 
-def ranges_of(parts: Iterable[Mapping[Key, torch.Tensor]]) -> dict[Key, Range]:
-    """Return the range of each key over frames, which come in parts."""
-    ranges: dict[Key, Range] = {}
-    for part in parts:
-        for key, values in part.items():
-            ranges[key] = ranges.get(key, Range()).joined(values)
-    return ranges
-
-
 @final
 @dataclass(frozen=True)
 class Moments:

@@ -91,8 +91,6 @@ def import_vault(
         FileExistsError: if the folder exists.
         BlockingIOError: if another process imports to it.
     """
-    with imports_of("vault", "An import of a vault"):
-        import tensorstore  # noqa: F401 - it is missing now, not inside the vault
     folder, target = Path(source), Path(out)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} does not exist, or is not a folder.")
@@ -134,8 +132,8 @@ class _Vault:
     """The arrays of a vault, which are read in parts."""
 
     def __init__(self, folder: Path) -> None:
-        import tensorstore
-
+        with imports_of("vault", "An import of a vault"):
+            import tensorstore
         self.folder = folder
         self._context = tensorstore.Context(
             {"cache_pool": {"total_bytes_limit": _CACHE}}

@@ -203,10 +203,8 @@ class Writer(Closing):
                 f"{self._error}. The batches before it are in {self.path}. Open a new "
                 "writer to add a run to it."
             ) from self._error
-        if self._closed:
-            raise ClosedError("This writer is closed: open a new one.")
-        if os.getpid() != self._owner:
+        if self._closed or os.getpid() != self._owner:
             raise ClosedError(
-                f"The writer of {self.path} belongs to the process that opened it, and "
-                "this process is a fork of that one. Open a writer in it."
+                f"This writer of {self.path} is closed, or belongs to the process that "
+                "this one was forked from: open a new one."
             )

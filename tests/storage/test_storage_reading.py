@@ -261,6 +261,7 @@ def test_loops_are_independent_and_workers_change_nothing(
     dataset: Dataset, workers: int
 ) -> None:
     before = {child.pid for child in psutil.Process().children()}
+    state = torch.get_rng_state()
     alone = dataset.transitions.loader(batch_size=16, seed=2)
     epochs = [all_tags(alone) for _ in range(3)]
     loader = dataset.transitions.loader(batch_size=16, seed=2, workers=workers)
@@ -270,6 +271,7 @@ def test_loops_are_independent_and_workers_change_nothing(
     older, newer = iter(alone), iter(alone)
     assert len([next(newer), *older]) == len(alone) + 1
     assert alone.state_dict()["batches"] == 1  # Of the latest loop.
+    assert torch.equal(torch.get_rng_state(), state)
     # None is left, also of the loop that was left.
     assert {child.pid for child in psutil.Process().children()} == before
 
