@@ -215,18 +215,6 @@ def test_a_policy_may_act_for_one_group_only() -> None:
         collect(policies=policies, assign=everybody("hunter"))
 
 
-def test_random_frames_have_no_policy() -> None:
-    """Also if the policies have acted before."""
-    with start(init_random_frames=60) as collector:
-        state = collector.state_dict()
-        first = collector.next().clone()
-        assert (collector.next()["hunter", "policy_id"] >= 0).all()
-        collector.load_state_dict(state)
-        second = collector.next()
-        assert (second["hunter", "policy_id"] == -1).all()
-        assert (second["hunter", "logits"] == first["hunter", "logits"]).all()
-
-
 def test_a_recording_has_the_names_of_several_policies(tmp_path: Any) -> None:
     options: dict[str, Any] = {"policies": team(), "assign": by_seed}
     (run,) = record(tmp_path, CountingEnv, episodes=4, seed=3, **options).runs

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from gymnasium import spaces
 from support.worlds import CountingWorlds
 
@@ -20,7 +19,6 @@ from marl_collect import (
     MultiAgentEnv,
     MultiAsyncCollector,
     MultiSyncCollector,
-    ParallelEnv,
     RandomPolicy,
 )
 from marl_collect.core.flags import Flags
@@ -93,23 +91,6 @@ def collector_of(kind: Any, factories: Any = None, **options: Any) -> Any:
     )
 
 
-def changing(collector: Any, batches: int, first: int = 0) -> list[Any]:
-    """Return batches, and call methods before each of them."""
-    collected = []
-    for n in range(first, first + batches):
-        collector.call_env("set_wind", n / 4, environments=[0, 3])
-        if n % 3 == 1:
-            collector.call_env("set_height", height=n)
-        collected.append(collector.next().clone())
-    return collected
-
-
-def expect_equal(some: list[Any], others: list[Any]) -> None:
-    assert len(some) == len(others)
-    for one, other in zip(some, others, strict=True):
-        assert (one == other).all()
-
-
 def winds(batch: Any) -> Any:
     return batch["team", "observation"][..., 0, 1]
 
@@ -124,35 +105,6 @@ def test_the_next_batch_is_collected_after_the_call() -> None:
     # The first frame of a batch was observed before.
     assert (winds(second)[:, 1:] == 2).all()
     assert (second["next", "team", "reward"] == 2).all()
-
-
-@pytest.mark.parametrize("workers", [1, 2, 4])
-def test_workers_collect_the_same_data(workers: int) -> None:
-    with collector_of(Collector) as collector:
-        expected = changing(collector, 5)
-    factories = lengths()
-    options: dict[str, Any] = {"num_workers": workers} if workers < ENVS else {}
-    if workers < ENVS:
-        options["envs_per_worker"] = ENVS // workers
-        with collector_of(Collector, Windy, num_workers=ENVS) as collector:
-            expected = changing(collector, 5)
-        factories = Windy  # type: ignore[assignment]
-    with collector_of(MultiSyncCollector, factories, **options) as collector:
-        assert collector.call_env("set_wind", 0) == [0.0] * ENVS
-        expect_equal(changing(collector, 5), expected)
-
-
-def test_environments_in_processes_of_their_own() -> None:
-    with collector_of(Collector) as collector:
-        expected = changing(collector, 5)
-    env = partial(ParallelEnv, ENVS, lengths(), groups=2)
-    with collector_of(Collector, env) as collector:
-        expect_equal(changing(collector, 2), expected[:2])
-        state = collector.state_dict()
-        expect_equal(changing(collector, 3, first=2), expected[2:])
-    with collector_of(Collector, env) as collector:
-        collector.load_state_dict(state)
-        expect_equal(changing(collector, 3, first=2), expected[2:])
 
 
 def test_results_are_in_the_order_of_the_environments() -> None:
@@ -206,14 +158,6 @@ def test_what_is_refused(
         assert collector.call_env("set_wind", 0) == [0.5] * ENVS
 
 
-def test_a_batch_that_is_being_collected_does_not_see_the_call() -> None:
-    with collector_of(MultiSyncCollector, prefetch=True) as collector:
-        collector.next()
-        collector.call_env("set_wind", 1.0)
-        assert (winds(collector.next()) == 0).all()
-        assert (winds(collector.next())[:, 1:] == 1).all()
-
-
 def test_nor_does_the_batch_of_an_async_worker() -> None:
     options = {"frames_per_batch": FRAMES, "num_workers": 2}
     with collector_of(MultiAsyncCollector, Windy, **options) as collector:
@@ -235,125 +179,6 @@ def test_nor_does_the_batch_of_an_async_worker() -> None:
 def add(seen: dict[int, list[Any]], batch: Any) -> None:
     worker = int(batch["collector", "traj_ids"][0, 0]) >> 32
     seen[worker].append(winds(batch).clone())
-
-
-@pytest.mark.parametrize("batches", [1, 4])
-@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_a_state_has_the_calls(kind: Any, batches: int, tmp_path: Any) -> None:
-    with collector_of(kind) as collector:
-        changing(collector, batches)
-        collector.call_env("set_height", height=7, environments=[1, 2])
-        torch.save(collector.state_dict(), tmp_path / "state.pt")
-        expected = changing(collector, 3, first=batches)
-    with collector_of(kind) as collector:
-        collector.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-        again = collector.state_dict()
-        expect_equal(changing(collector, 3, first=batches), expected)
-    with collector_of(kind) as collector:
-        collector.load_state_dict(again)
-        expect_equal(changing(collector, 3, first=batches), expected)
-
-
-def test_a_state_has_calls_that_act_after_a_batch_in_progress() -> None:
-    with collector_of(MultiSyncCollector, prefetch=True) as collector:
-        changing(collector, 2)
-        collector.call_env("set_wind", 5)
-        state = collector.state_dict()
-        expected = changing(collector, 3, first=2)
-    with collector_of(MultiSyncCollector, prefetch=True) as collector:
-        collector.load_state_dict(state)
-        state = collector.state_dict()  # Before anything was collected.
-        first = collector.next().clone()
-        collector.call_env("set_wind", 0.5, environments=[0, 3])
-        second = collector.next()
-    assert (first == expected[0]).all()
-    assert (winds(second)[1, 1:] == 5).all()
-    with collector_of(MultiSyncCollector) as collector:
-        collector.load_state_dict(state)
-        collector.next()
-        assert (winds(collector.next())[1, 1:] == 5).all()
-
-
-def test_a_reset_after_a_call_is_replayed_after_it() -> None:
-    with collector_of(Collector, lengths(30)) as collector:
-        collector.next()
-        collector.call_env("set_height", height=2)
-        collector.reset()
-        collector.next()
-        state = collector.state_dict()
-        expected = collector.next()
-    with collector_of(Collector, lengths(30)) as collector:
-        collector.load_state_dict(state)
-        assert (collector.next() == expected).all()
-
-
-@pytest.mark.filterwarnings("ignore:windy does not repeat")
-def test_episodes_that_do_not_repeat_begin_after_the_calls() -> None:
-    env = partial(Windy, repeats=False)
-    with collector_of(Collector, env) as collector:
-        collector.next()
-        collector.call_env("set_height", height=2)
-        state = collector.state_dict()
-    with collector_of(Collector, env) as collector:
-        collector.load_state_dict(state)
-        batch = collector.next()
-    assert (batch["team", "observation"][:, 0, :, 2] == 2).all()
-    assert (batch["team", "observation"][:, 0, :, 0] > 150).all()
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("limit", [None, 1])
-def test_a_replacement_makes_the_calls_of_its_predecessor(limit: int | None) -> None:
-    """Also of one that has itself replaced a worker that grew too large."""
-    options: dict[str, Any] = {"on_worker_failure": "restart", "max_worker_rss": limit}
-    with collector_of(MultiSyncCollector, **options) as collector:
-        collector.call_env("set_height", height=4)
-        for _ in range(2):
-            collector.next()
-        collector.call_env("set_wind", 1.5, environments=[2])
-        os.kill(collector.worker_pids[2], signal.SIGKILL)
-        batch = collector.next()
-        assert collector.stats()["restarts"] == 1
-        state = collector.state_dict()
-    assert (winds(batch)[2, 1:] == 1.5).all()
-    assert (batch["team", "observation"][2, :, :, 2] == 4).all()
-    with collector_of(MultiSyncCollector) as collector:
-        collector.load_state_dict(state)
-        assert (winds(collector.next())[2] == 1.5).all()
-
-
-@pytest.mark.parametrize(
-    ("factories", "levels"),
-    [
-        (lengths(), [[1], [1], [1]]),
-        (lengths(60), [[1], [2], [1], [2], [1]]),
-        # The second episodes begin with the batch before which both are called.
-        ([partial(Windy, 3 * FRAMES)] * ENVS, [[1], [], [], [2, 1], [1]]),
-    ],
-    ids=["once", "in one episode", "between episodes"],
-)
-@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_an_equal_call_leaves_the_call_that_running_episodes_began_with(
-    kind: Any, factories: Any, levels: list[list[int]]
-) -> None:
-    """A curriculum sets a level that has not changed."""
-
-    def with_equal_calls(collector: Any) -> list[Any]:
-        batches = []
-        for of_batch in levels:
-            for level in of_batch:
-                collector.call_env("set_wind", level)
-                collector.call_env("set_height", height=level)
-            batches.append(collector.next().clone())
-        return batches
-
-    with collector_of(kind, factories) as collector:
-        with_equal_calls(collector)
-        state = collector.state_dict()
-        expected = with_equal_calls(collector)
-    with collector_of(kind, factories) as collector:
-        collector.load_state_dict(state)
-        expect_equal(with_equal_calls(collector), expected)
 
 
 class Greedy(Windy):

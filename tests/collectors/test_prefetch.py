@@ -63,26 +63,6 @@ def test_a_worker_that_is_done_starts_its_next_batch_at_once(tmp_path: Path) -> 
         assert file.exists()
 
 
-@pytest.mark.parametrize("envs", [[CountingEnv, slow], [slow, CountingEnv]])
-def test_the_data_do_not_depend_on_the_order_of_workers(envs: Any) -> None:
-    options: dict[str, Any] = {
-        "total_frames": 8 * FRAMES,
-        "init_random_frames": 3 * FRAMES,
-        "track_policy_version": True,
-    }
-    expected = MultiSyncCollector(
-        [CountingEnv] * 2,
-        level_policy(),
-        frames_per_batch=2 * FRAMES,
-        seed=0,
-        **options,
-    )
-    for batch, other in zip(
-        collector(envs, level_policy(), **options), expected, strict=True
-    ):
-        assert (batch == other).all()
-
-
 def test_a_loop_with_prefetch_needs_three_slots() -> None:
     with collector([CountingEnv, slow]) as running:
         for number, _ in enumerate(running):

@@ -131,19 +131,6 @@ def test_a_reset_begins_new_episodes_everywhere_if_none_can_be_repeated() -> Non
         assert (collector.next()["prey", "observation"][:, 0, 0, 1] == 0).all()
 
 
-@pytest.mark.parametrize("chosen", [[True, False], [False, True]])
-def test_a_reset_of_some_workers_keeps_trajectories_of_others(
-    chosen: list[bool],
-) -> None:
-    keywords = options(frames_per_batch=4, trajs_per_batch=1)
-    with MultiSyncCollector([CountingEnv] * 2, **keywords) as collector:
-        collector.next()
-        collector.reset(chosen)
-        for _ in range(6):
-            counts = collector.next()["step_count"][:, 0]
-            assert (counts == 0).all()  # No trajectory lacks its beginning.
-
-
 @pytest.mark.parametrize(
     ("kind", "key"),
     [
@@ -210,20 +197,6 @@ def test_rates_count_the_seconds_of_earlier_runs(shape: dict[str, Any]) -> None:
         second.load_state_dict(state)
         stats = second.stats()
         assert all(stats[name] == expected[name] > 0 for name in names)
-
-
-def test_a_state_without_open_frames_can_be_saved() -> None:
-    """torch.save refuses empty tensors of several dtypes at one address."""
-    empty = 0
-    for seed in range(20):
-        with Collector(
-            CountingEnv, frames_per_batch=8, trajs_per_batch=1, seed=seed
-        ) as collector:
-            collector.next()
-            state = collector.state_dict()
-        torch.save(state, io.BytesIO())
-        empty += not state["trajectories"]["done",].numel()
-    assert empty > 0
 
 
 @pytest.mark.parametrize(
@@ -413,23 +386,6 @@ def test_a_collector_continues_from_a_state_that_was_taken_after_losing_a_worker
         for batch in expected:
             assert (own(second) == batch).all()
     assert int(expected[0]["collector", "traj_ids"].min()) > int(before)
-
-
-def test_a_state_in_which_every_episode_just_began_can_be_saved() -> None:
-    """Actions of the two groups differ in dtype, and there are none yet."""
-
-    def make() -> CountingEnv:
-        return CountingEnv(min_length=8, max_length=8)
-
-    keywords = options(frames_per_batch=8, max_frames_per_traj=None)
-    with MultiSyncCollector([make], None, **keywords) as first:
-        for _ in range(2):
-            first.next()
-        state = through_disk(first.state_dict())
-        expected = first.next().clone()
-    with MultiSyncCollector([make], None, **keywords) as second:
-        second.load_state_dict(state)
-        assert (second.next() == expected).all()
 
 
 def test_a_state_can_be_loaded_with_a_lower_limit_of_frames() -> None:

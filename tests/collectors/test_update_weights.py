@@ -81,20 +81,6 @@ def test_without_weights_nothing_is_published_before_each_batch(
         assert [collector.next().shape for _ in range(3)] == [(1, 8)] * 3
 
 
-def test_one_version_acts_for_all_slots_of_a_batch_of_trajectories() -> None:
-    with MultiSyncCollector(
-        CountingEnv,
-        level_policy(),
-        frames_per_batch=2,  # Episodes have 5 frames or more, so they take 3 slots.
-        trajs_per_batch=2,
-        update_at_each_batch=True,
-        track_policy_version=True,
-    ) as collector:
-        for number in range(4):
-            versions = collector.next()["policy_version"]
-            assert int(versions.max()) == number == collector.policy_version
-
-
 def test_weights_that_only_workers_have_are_not_published_before_each_batch() -> None:
     with (
         MultiSyncCollector(

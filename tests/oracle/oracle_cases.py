@@ -17,7 +17,7 @@ import torch
 from oracle_delivery import IDS, MASK, Delivery
 from oracle_policies import KINDS, WithSettings
 from oracle_reference import Ended, Frame, Key, ReferenceWorker
-from oracle_worlds import Plain, World
+from oracle_worlds import Plain, World, curriculum
 from tensordict.nn import InteractionType, set_interaction_type
 from torch import nn
 
@@ -61,6 +61,7 @@ class Case(Plain):
         bounded: whether ``total_frames`` ends it with the last batch.
         ranks: number of processes of the job.
         rank: which of them this is: earlier ranks have the first environments.
+        level: of the curriculum at the start; None without a curriculum.
     """
 
     world: World = field(default_factory=World)
@@ -79,6 +80,7 @@ class Case(Plain):
     bounded: bool = False
     ranks: int = 1
     rank: int = 0
+    level: int | None = None
 
 
 def check(case: Case) -> int:
@@ -119,7 +121,7 @@ class _Run:
             for index, policy in enumerate(self.built):
                 for _ in range(index):
                     change(policy)
-        self.version = 0
+        self.version, self.level = 0, case.level
         self.compared = 0
         self.held: list[tuple[Any, Table]] = []
         self.buffer: list[Any] = []
@@ -144,7 +146,11 @@ class _Run:
         self.delivery = Delivery(case.options, workers)
         self.published = [0] * len(self.workers)
         self.acting = [0] * len(self.workers)
-        self.ahead: list[int | None] = [None] * len(self.workers)
+        self.ahead: list[tuple[int, int | None] | None] = [None] * len(self.workers)
+        # A batch that is being collected sees no calls.
+        self.collecting = False
+        self.calls: list[tuple[int, Sequence[int]]] = []
+        self.loaded: dict[int, int] = {}  # What calls have done before a state.
         self.weights = {0: self.parameters()}
         self.collected = 0
         # Each with the frame of its batch in which it ended.
@@ -170,15 +176,10 @@ class _Run:
             "frames_per_batch": per_batch,
             "seed": seed,
         }
-        if case.ranks > 1:
-            options |= {"rank": case.rank, "world_size": case.ranks}
         if case.bounded:
             # Reached by the last frame of the last batch.
             options["total_frames"] = frames * (len(case.events) + 1) - (frames > 1)
-        if "replay_buffer" in options:
-            options["replay_buffer"] = self
-        if case.deterministic:
-            options["exploration_type"] = InteractionType.DETERMINISTIC
+        options |= self.more_options()
         one_process = case.collector not in ("sync", "async", "ray")
         factory = self.world.factory(total if one_process else case.each)
         # A simulator has several worlds.
@@ -186,23 +187,11 @@ class _Run:
         if case.collector == "Collector":
             factories = [factory] * (case.workers * copies)
             return Collector(factories, self.policy, **options)
+        several: dict[str, Any] = {"num_processes": case.workers, "timeout": _SECONDS}
         batches: dict[str, Any] = {
             "serial": partial(SerialEnv, total, factory),
-            "parallel": partial(
-                ParallelEnv,
-                total,
-                factory,
-                num_processes=case.workers,
-                timeout=_SECONDS,
-            ),
-            "halves": partial(
-                ParallelEnv,
-                total,
-                factory,
-                num_processes=case.workers,
-                groups=2,
-                timeout=_SECONDS,
-            ),
+            "parallel": partial(ParallelEnv, total, factory, **several),
+            "halves": partial(ParallelEnv, total, factory, groups=2, **several),
         }
         if case.collector in batches:
             return Collector(batches[case.collector], self.policy, **options)
@@ -222,6 +211,20 @@ class _Run:
         build = [partial(copy.deepcopy, policy) for policy in self.built]
         options["policy_factory"] = build if case.source == "list" else build[0]
         return collector_class(factory, **options)
+
+    def more_options(self) -> dict[str, Any]:
+        """Return options of which the case has the essence only."""
+        case = self.case
+        options: dict[str, Any] = {}
+        if case.ranks > 1:
+            options |= {"rank": case.rank, "world_size": case.ranks}
+        if case.level is not None:
+            options |= {"curriculum": curriculum, "level": case.level}
+        if "replay_buffer" in case.options:
+            options["replay_buffer"] = self
+        if case.deterministic:
+            options["exploration_type"] = InteractionType.DETERMINISTIC
+        return options
 
     def frames_of(self, worker: int) -> int:
         """Return the number of frames in a batch of each environment of a worker."""
@@ -284,7 +287,7 @@ class _Run:
             self.compare_table(table, self.delivery.shaped(self.slot(None)), location)
         else:
             self.compare(table, self.slot(table), location)
-        self.uncertain = False
+        self.uncertain, self.loaded = False, {}
         self.compare_statistics(location)
 
     def fetch(self, number: int) -> Any:
@@ -328,6 +331,8 @@ class _Run:
         # Frame by frame, like one worker with all environments.
         self.ended[before:] = sorted(self.ended[before:], key=lambda pair: pair[0])
         self.collected += sum(map(len, rows))
+        self.make_calls()
+        self.collecting = "prefetch" in self.case.options
         return rows
 
     def rows(self, worker: ReferenceWorker, table: Table | None) -> list[list[Frame]]:
@@ -393,6 +398,7 @@ class _Run:
                 self.require(number > running, "an episode's number comes back")
                 worker.episodes[k] = number - 1
                 worker.begin(k)
+                worker.winds[k] = self.loaded.get(first + k, worker.winds[k])
 
     def compare(self, table: Table, rows: Sequence[list[Frame]], location: str) -> None:
         for b, row in enumerate(rows):
@@ -471,24 +477,51 @@ class _Run:
     def do_reset(self, *mask: bool) -> None:
         """Begin new episodes, in all workers or in those chosen."""
         self.collector.reset(list(mask) or None)
+        self.drop_batch()
         reset_mask = mask or [True] * len(self.workers)
         for worker, is_meant in zip(self.workers, reset_mask, strict=True):
+            worker.level = self.level
             for k in range(len(worker.envs)) if is_meant else ():
                 worker.begin(k)
         if not mask:
             self.delivery.unfinished.clear()
-        # A prefetched batch is dropped.
-        self.ahead = [None] * len(self.workers)
 
     def do_seed(self, seed: int) -> None:
         self.collector.set_seed(seed)
+        self.drop_batch()
         for worker in self.workers:
             worker.reseed(seed)
+            worker.level = self.level
             for k in range(len(worker.envs)):
                 worker.begin(k)
         self.delivery.unfinished.clear()
         self.delivery.complete.clear()
+
+    def drop_batch(self) -> None:
+        """Drop a prefetched batch. Nothing undoes calls."""
         self.ahead = [None] * len(self.workers)
+        self.make_calls()
+        self.collecting = False
+
+    def do_level(self, level: int) -> None:
+        self.level = level
+        self.collector.set_level(level)
+
+    def do_call(self, wind: int, *environments: int) -> None:
+        """Call a method of environments, all or some."""
+        self.collector.call_env("blow", wind, environments=list(environments) or None)
+        total = self.case.workers * self.case.each
+        self.calls.append((wind, environments or range(total)))
+        if not self.collecting:
+            self.make_calls()
+
+    def make_calls(self) -> None:
+        """Let the calls act that were made."""
+        for wind, environments in self.calls:
+            for k in environments:
+                worker, row = divmod(k, len(self.workers[0].envs))
+                self.workers[worker].envs[row].raw.blow(wind)
+        self.calls = []
 
     def do_train(self) -> None:
         """Change the weights of the module that is trained."""
@@ -499,6 +532,9 @@ class _Run:
     def do_update(self, *worker_ids: int) -> None:
         """Train, and publish the weights, to all workers or to some."""
         self.do_train()
+        self.do_publish(*worker_ids)
+
+    def do_publish(self, *worker_ids: int) -> None:
         self.collector.update_policy_weights_(
             None if self.case.source == "policy" else self.policy,
             worker_ids=list(worker_ids) or None,
@@ -516,9 +552,9 @@ class _Run:
         """Give a worker the weights that it has to act with now."""
         index = self.workers.index(worker)
         before = self.acting[index]
-        newest, pending = self.published[index], self.ahead[index]
+        newest, pending = (self.published[index], self.level), self.ahead[index]
         # With prefetch the command was sent while the previous batch was delivered.
-        self.acting[index] = newest if pending is None else pending
+        self.acting[index], worker.level = newest if pending is None else pending
         if self.case.options.get("prefetch"):
             self.ahead[index] = newest
         weights = self.weights[self.acting[index]]
@@ -565,6 +601,9 @@ class _Run:
         self.collector.load_state_dict(state)
         # A prefetched batch is collected again, with the newest weights.
         self.ahead = [None] * len(self.workers)
+        self.collecting = False
+        winds = [env.raw.wind for worker in self.workers for env in worker.envs]
+        self.loaded = dict(enumerate(winds))
 
 
 def change(policy: Any) -> None:

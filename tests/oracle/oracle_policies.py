@@ -1036,20 +1036,17 @@ def ornstein_uhlenbeck(world: World) -> Any:
     return _noisy(world, "OrnsteinUhlenbeckProcessModule")
 
 
-@kind(exact=False, weights=True, draws="torch", suits=one_choice)
-def actor(world: World) -> Any:
-    from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor
+def _actors(world: World, names: list[str], net: Any, distribution: Any) -> Any:
+    """Return actors with a distribution of the numbers of these names."""
+    from torchrl.modules import ProbabilisticActor
 
     def make(group: Group) -> list[Any]:
-        logits = (group.name, "logits")
-        net = MLP(width(world, group), CHOICES, depth=1, num_cells=4)
-        distribution = (
-            torch.distributions.Categorical if world.categorical else OneHotCategorical
-        )
+        keys = {name: (group.name, name) for name in names}
+        outputs = list(keys.values())
         return [
             ProbabilisticActor(
-                TensorDictModule(net, in_keys=[group.numbers], out_keys=[logits]),
-                in_keys={"logits": logits},
+                TensorDictModule(net(width(world, group)), [group.numbers], outputs),
+                in_keys=keys,
                 out_keys=[(group.name, "action")],
                 distribution_class=distribution,
                 return_log_prob=True,
@@ -1060,32 +1057,24 @@ def actor(world: World) -> Any:
     return for_groups(world, make)
 
 
+@kind(exact=False, weights=True, draws="torch", suits=one_choice)
+def actor(world: World) -> Any:
+    from torchrl.modules import MLP, OneHotCategorical
+
+    net = lambda size: MLP(size, CHOICES, depth=1, num_cells=4)  # noqa: E731
+    categorical = torch.distributions.Categorical
+    distribution = categorical if world.categorical else OneHotCategorical
+    return _actors(world, ["logits"], net, distribution)
+
+
 @kind(exact=False, weights=True, draws="torch", suits=boxes)
 def squashed_actor(world: World) -> Any:
-    from torchrl.modules import (
-        MLP,
-        NormalParamExtractor,
-        ProbabilisticActor,
-        TanhNormal,
-    )
+    from torchrl.modules import MLP, NormalParamExtractor, TanhNormal
 
-    def make(group: Group) -> list[Any]:
-        keys = [(group.name, "loc"), (group.name, "scale")]
-        net = nn.Sequential(
-            MLP(width(world, group), 4, depth=1, num_cells=4), NormalParamExtractor()
-        )
-        return [
-            ProbabilisticActor(
-                TensorDictModule(net, in_keys=[group.numbers], out_keys=keys),
-                in_keys={"loc": keys[0], "scale": keys[1]},
-                out_keys=[(group.name, "action")],
-                distribution_class=TanhNormal,
-                return_log_prob=True,
-                log_prob_key=(group.name, "log_prob"),
-            )
-        ]
+    def net(size: int) -> nn.Module:
+        return nn.Sequential(MLP(size, 4, depth=1, num_cells=4), NormalParamExtractor())
 
-    return for_groups(world, make)
+    return _actors(world, ["loc", "scale"], net, TanhNormal)
 
 
 def _theirs(world: World, name: str, states: list[str]) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from oracle_seeds import NOISE, POOL_VERSION, episode_seed, generator
-from oracle_worlds import CHOICES, FEATURES, Group, World
+from oracle_worlds import CHOICES, FEATURES, Group, World, curriculum
 from tensordict import TensorDict
 
 from marl_collect.policies.assigned import AssignedPolicies
@@ -39,13 +39,13 @@ class ReferenceEnv:
             for name in world.group_map[g.name]
         }
 
-    def reset(self, seed: int) -> None:
+    def reset(self, seed: int, task: Any) -> None:
         self.row: dict[Key, Any] = self._zeros()
         self.sums = dict.fromkeys(self.places, 0.0)
         self.alive: list[str] = []
         self.ended: list[str] = []
         self.stacks = Stacks(self)
-        reset_result = self.raw.reset(seed=seed)
+        reset_result = self.raw.reset(seed=seed, options=task)
         waiting = self.world.absent == "waiting"
         self._admit(list(self.places if waiting else self.raw.agents))
         if self.world.turns:
@@ -352,6 +352,9 @@ class ReferenceWorker:
         self.indices, self.limit = list(indices), limit
         self.reads_init, self.lingers = reads_init, lingers
         self.given = given  # Episodes have the seed itself.
+        self.level: int | None = None  # Of a curriculum, for episodes that begin.
+        self.levels: list[int | None] = [None] * len(self.indices)
+        self.winds = [0] * len(self.indices)  # In which episodes begin.
         self.envs = [ReferenceEnv(world) for _ in indices]
         self.ended: list[Ended] = []
         self.reseed(seed)
@@ -385,6 +388,7 @@ class ReferenceWorker:
     def begin(self, k: int) -> None:
         """Begin the next episode of environment k, before its next frame."""
         self.episodes[k] += 1
+        self.levels[k], self.winds[k] = self.level, self.envs[k].raw.wind
         self.due[k], self.waits[k] = True, False
         self.lengths[k], self.first[k] = 0, True
         self.carried[k] = {
@@ -422,7 +426,11 @@ class ReferenceWorker:
                 seed = self.seed
                 if not self.given:
                     seed = episode_seed(seed, index, episode)
-                env.reset(seed)
+                level = self.levels[k]
+                task = None if level is None else curriculum(seed, episode, level)
+                wind, env.raw.wind = env.raw.wind, self.winds[k]
+                env.reset(seed, task)
+                env.raw.wind = wind
                 self._assign(k, seed)
             env.raw.drawn = recorded and int(recorded(k)["next", "state"][0])
         if not self.discovered:
@@ -468,6 +476,8 @@ class ReferenceWorker:
             frame["next", "step_count"] = torch.tensor([self.lengths[k]])
         number = (self.indices[k] << 32) + self.episodes[k]
         frame["collector", "traj_ids"] = torch.tensor(number)
+        if self.levels[k] is not None:
+            frame["collector", "level"] = torch.tensor(self.levels[k])
         groups = [group.name for group in self.world.groups]
         frame = {
             key: value

@@ -183,6 +183,13 @@ def possible_events(case: Case) -> list[tuple[Any, ...]]:
     if case.collector == "async" or (ahead and kind.keeps):
         return possible  # A policy with statistics has seen frames that are dropped.
     possible += [("seed", 7)]
+    if case.level is not None:
+        possible += [("level", 0), ("level", 3)]
+    if not (ahead and case.workers > 1):
+        # A partial reset repeats the frames of a dropped batch, but calls are not
+        # undone.
+        possible += [("call", 1)]
+        possible += [("call", 2, 0)] * (not case.world.batched)
     if not ahead:
         # A dropped batch has used up numbers of episodes.
         possible += [("reset",)]
@@ -269,6 +276,8 @@ def cases(draw: st.DrawFn, collectors: tuple[str, ...]) -> Case:
     alike = kind.weights and not (kind.keeps or kind.draws == "torch")
     if collector in ("sync", "async") and alike and "assigned" not in case.policy:
         case = replace(case, source=draw(st.sampled_from(SOURCES)))
+    if collector != "async" and draw(seldom):
+        case = replace(case, level=draw(st.integers(0, 2)))
     case = replace(case, options=draw(options(case)))
     if case.workers > 1 and collector == "sync" and "split_trajs" not in case.options:
         case = replace(case, fewer=draw(st.integers(0, case.frames - 1)))

@@ -38,6 +38,11 @@ def mix(*numbers: int) -> int:
     return total
 
 
+def curriculum(seed: int, episode: int, level: int) -> dict[str, int]:
+    """Return a task in which nothing is left out."""
+    return {"seed": seed, "episode": episode, "level": level}
+
+
 class Plain:
     """Has a repr that is code with all values that differ from the defaults."""
 
@@ -234,6 +239,7 @@ class _Script:
     def __init__(self, world: World) -> None:
         self.world = world
         self.drawn: int | None = None
+        self.wind = 0
         self.possible_agents = world.agents
         self.agents: list[str] = []
         size = len(world.agents) + 1
@@ -247,9 +253,14 @@ class _Script:
     def action_space(self, agent: str) -> spaces.Space[Any]:
         return self._actions[self.world.group(agent).name]
 
-    def begin(self, seed: int) -> None:
+    def blow(self, wind: int) -> None:
+        """Change all later steps, and how episodes begin."""
+        self.wind = wind
+
+    def begin(self, seed: int, task: Mapping[str, int] | None) -> None:
         world = self.world
-        self.seed = mix(seed % PRIME, seed // PRIME)
+        more = (self.wind, *task.values()) if task else (self.wind,) * bool(self.wind)
+        self.seed = mix(seed % PRIME, seed // PRIME, *more)
         self.steps = 0
         self.noise = self.draw()
         self.number = {a: mix(self.seed, i) for i, a in enumerate(world.agents)}
@@ -287,7 +298,7 @@ class _Script:
         self.noise = self.draw()
         for agent, action in actions.items():
             self.digest[agent] = world.group(agent).digest(action)
-        total = sum(self.digest[a] for a in actions)
+        total = self.wind + sum(self.digest[a] for a in actions)
         for a, number in self.number.items():
             self.number[a] = mix(number, self.digest[a], total, self.noise)
         ends: dict[str, str] = {}
@@ -380,7 +391,7 @@ class Together(_Script, ParallelEnv):
         return active or self.living[:1]
 
     def reset(self, seed: Any = None, options: Any = None) -> Any:
-        self.begin(int(seed or 0))
+        self.begin(int(seed or 0), options)
         self.living = self.agents
         self.agents = self.listed()
         return (
@@ -418,7 +429,7 @@ class InTurn(_Script, AECEnv):
     """One agent acts in each step."""
 
     def reset(self, seed: Any = None, options: Any = None) -> None:
-        self.begin(int(seed or 0))
+        self.begin(int(seed or 0), options)
         self.rewards = dict.fromkeys(self.agents, 0.0)
         self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
         self.terminations = dict.fromkeys(self.agents, False)
@@ -465,10 +476,18 @@ class Simulator(BatchedEnv):
         super().__init__(replace(world, stack=0).build().description, count)
         self.world = world
         self.raws = [Together(world) for _ in range(count)]
+        self.tasks: list[Any] = [None] * count
+
+    def blow(self, wind: int) -> None:
+        for raw in self.raws:
+            raw.blow(wind)
+
+    def set_task(self, world: int, task: Any) -> None:
+        self.tasks[world] = task
 
     def begin(self, which: Any, seeds: Any) -> Any:
         for k in range(self.worlds) if which is None else np.flatnonzero(which):
-            self.raws[k].reset(seed=int(seeds[k]))
+            self.raws[k].reset(int(seeds[k]), self.tasks[k])
         return self._observations()
 
     def advance(self, actions: Mapping[str, Any]) -> Step:

@@ -1,10 +1,8 @@
 """Episodes of a curriculum depend on seed, number and level, whatever the layout."""
 
 import json
-import os
-import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,6 @@ from marl_collect import (
     EnvWrapper,
     MultiAsyncCollector,
     MultiSyncCollector,
-    ParallelEnv,
     RandomPolicy,
     evaluate,
     open_dataset,
@@ -35,7 +32,6 @@ from marl_collect.envs.pettingzoo.env import PettingZooWrapper
 pytestmark = pytest.mark.processes
 
 ENVS, FRAMES, SEED = 4, 9, 5
-SCHEDULES = [[0, 2, 2, 7, 1], [3, 3, 0, 0, 9], [1, 2, 3, 4, 5]]
 LEVEL = ("collector", "level")
 
 
@@ -112,82 +108,6 @@ def following(collector: Any, levels: Iterable[int]) -> list[Any]:
     return batches
 
 
-def expect_equal(some: list[Any], others: list[Any]) -> None:
-    assert len(some) == len(others)
-    for one, other in zip(some, others, strict=True):
-        assert (one == other).all()
-
-
-def expected_of(levels: list[int]) -> list[Any]:
-    with collector_of(Collector, num_workers=ENVS) as collector:
-        return following(collector, levels)
-
-
-@pytest.mark.parametrize("levels", SCHEDULES)
-def test_tasks_are_those_of_seed_number_and_level(
-    levels: list[int], tmp_path: Path
-) -> None:
-    """What the package records equals what a log of the environments says."""
-    logs = [tmp_path / f"{k}.json" for k in range(ENVS)]
-    factories = [partial(maze, str(log)) for log in logs]
-    with collector_of(Collector, factories, level=levels[0]) as collector:
-        for log in logs:
-            log.write_text(log.read_text().splitlines()[-1] + "\n")  # Not check_reset's
-        joined = torch.cat(following(collector, levels), -1)
-    for k, log in enumerate(logs):
-        begun = [json.loads(line) for line in log.read_text().splitlines()]
-        ids = joined["collector", "traj_ids"][k]
-        frames = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist()]
-        assert len(begun) - len(frames) in {0, 1}  # One may begin after the last frame.
-        for number, (frame, (seed, task)) in enumerate(
-            zip(frames, begun, strict=False)
-        ):
-            level = levels[max(0, frame - 1) // FRAMES]  # Reset at the end of a frame.
-            assert seed == episode_seed(SEED, k, number)
-            assert task == curriculum(seed, number, level)
-            assert joined[LEVEL][k, frame] == level
-        assert (joined[LEVEL][k] == joined["robot", "observation"][k, :, 0, 4]).all()
-        rewards = joined["next", "robot", "reward"][k, :, 0, 0]
-        assert (joined[LEVEL][k] == rewards).all()
-
-
-LAYOUTS: dict[str, Callable[[], Any]] = {
-    "four workers": lambda: collector_of(MultiSyncCollector, num_workers=4),
-    "four environments": lambda: collector_of(MultiSyncCollector, envs_per_worker=4),
-    "two of both": lambda: collector_of(
-        MultiSyncCollector, num_workers=2, envs_per_worker=2
-    ),
-    "recycled": lambda: collector_of(
-        MultiSyncCollector, num_workers=2, envs_per_worker=2, max_worker_rss=1
-    ),
-    "spawned": lambda: collector_of(
-        MultiSyncCollector, envs_per_worker=4, start_method="spawn"
-    ),
-    "processes": lambda: collector_of(
-        Collector, partial(ParallelEnv, ENVS, maze, groups=2)
-    ),
-    "in a worker": lambda: collector_of(
-        MultiSyncCollector, partial(ParallelEnv, ENVS, maze)
-    ),
-}
-
-
-@pytest.mark.parametrize("levels", SCHEDULES[:2])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_all_layouts_collect_the_same_data(layout: str, levels: list[int]) -> None:
-    with LAYOUTS[layout]() as collector:
-        expect_equal(following(collector, levels), expected_of(levels))
-
-
-def test_ahead_of_time_the_level_acts_in_the_batch_after_the_next() -> None:
-    levels = [4, 4, 1, 6, 6]
-    options: dict[str, Any] = {"num_workers": 2, "envs_per_worker": 2, "level": 4}
-    with collector_of(MultiSyncCollector, prefetch=True, **options) as collector:
-        batches = [collector.next().clone()]
-        batches += following(collector, [1, 6, 6, 6])
-    expect_equal(batches, expected_of(levels))
-
-
 def test_asynchronous_episodes_are_those_of_their_levels() -> None:
     options = {"num_workers": 2, "frames_per_batch": FRAMES}
     seen: dict[tuple[int, int], Any] = {}
@@ -209,86 +129,6 @@ def test_asynchronous_episodes_are_those_of_their_levels() -> None:
                 assert seen.setdefault((k, number), recorded) == recorded
                 levels.add(recorded)
     assert len(levels) > 3
-
-
-@pytest.mark.parametrize("after", [0, 1, 3])
-@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_a_resumed_collector_goes_on(kind: Any, after: int, tmp_path: Path) -> None:
-    levels = SCHEDULES[0]
-    options: dict[str, Any] = {"num_workers": 2, "envs_per_worker": 2}
-    with collector_of(kind, **options) as collector:
-        following(collector, levels[:after])
-        collector.set_level(6)
-        torch.save(collector.state_dict(), tmp_path / "state.pt")
-        expected = [collector.next().clone(), *following(collector, levels[after:])]
-    state = torch.load(tmp_path / "state.pt", weights_only=True)
-    with collector_of(kind, **options) as collector:
-        collector.set_level(8)
-        collector.load_state_dict(state)
-        assert collector.level == 6
-        batches = [collector.next().clone(), *following(collector, levels[after:])]
-    expect_equal(batches, expected)
-
-
-def test_new_episodes_have_the_newest_level() -> None:
-    for kind in (Collector, MultiSyncCollector):
-        with collector_of(kind, num_workers=ENVS) as collector:
-            following(collector, [1])
-            collector.set_level(2)
-            collector.reset()
-            collector.set_level(3)
-            assert (collector.next()[LEVEL][:, 0] == 2).all()
-            collector.set_seed(8)
-            batch = collector.next()
-            assert (batch[LEVEL] == 3).all()
-            assert (batch["robot", "observation"][..., 0, 3] >= 0).all()
-
-
-def test_a_replaced_worker_knows_the_newest_level() -> None:
-    options: dict[str, Any] = {"num_workers": 2, "on_worker_failure": "restart"}
-    with collector_of(MultiSyncCollector, **options) as collector:
-        following(collector, [1, 5])
-        os.kill(collector.worker_pids[1], signal.SIGKILL)
-        (batch,) = following(collector, [2])
-        assert collector.stats()["restarts"] == 1
-        assert (batch[LEVEL][1] == 2).all()
-        assert (batch[LEVEL][0, 0], batch[LEVEL][0, -1]) == (5, 2)
-        observed = batch["robot", "observation"][:, :, 0, 4]
-        assert (observed == batch[LEVEL]).all()
-        following(collector, [4])
-        os.kill(collector.worker_pids[0], signal.SIGKILL)
-        assert (collector.next()[LEVEL][0] == 4).all()
-
-
-def test_a_selected_worker_begins_anew_while_batches_are_collected() -> None:
-    options: dict[str, Any] = {"num_workers": 2, "prefetch": True}
-    with collector_of(MultiSyncCollector, **options) as collector:
-        following(collector, [1, 1])
-        collector.set_level(7)
-        collector.reset([False, True])
-        batch = collector.next()
-        assert (batch[LEVEL][1] == 7).all()
-        assert batch[LEVEL][0, 0] == 1
-        assert (batch["robot", "observation"][:, :, 0, 4] == batch[LEVEL]).all()
-
-
-def test_trajectories_and_other_shapes_have_levels() -> None:
-    for options in (
-        {"split_trajs": True},
-        {"trajs_per_batch": 3, "traj_format": "cat"},
-        {"compact_obs": True},
-        {"max_frames_per_traj": 2},
-        {"track_traj_ids": False},
-    ):
-        with collector_of(MultiSyncCollector, **options) as collector:
-            for level in (2, 3, 4):
-                collector.set_level(level)
-                batch = collector.next()
-                valid = batch.get(("collector", "mask"), None)
-                level_of = batch["robot", "observation"][..., 0, 4]
-                same = level_of == batch[LEVEL]
-                assert (same if valid is None else same[valid]).all()
-        assert batch[LEVEL].dtype == torch.int64
 
 
 def test_batches_without_a_curriculum_have_no_level() -> None:

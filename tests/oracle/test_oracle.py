@@ -107,11 +107,15 @@ def test_trajectories_of_batches(
     assert check(replace(case, events=events)) > 0
 
 
-@pytest.mark.parametrize("collector", ["Collector", "sync"])
-@pytest.mark.parametrize("policy", ["level", "normaliser"])
-def test_random_frames_come_first(policy: str, collector: str) -> None:
+@pytest.mark.parametrize(
+    ("collector", "more"),
+    [("Collector", {}), ("sync", {}), ("sync", {"prefetch": True})],
+)
+@pytest.mark.parametrize("policy", ["level", "normaliser", "assigned"])
+def test_random_frames_come_first(policy: str, collector: str, more: Any) -> None:
     options = {"init_random_frames": 20, "update_at_each_batch": policy == "level"}
-    case = Case(WORLDS[0], policy, collector=collector, each=2, options=options)
+    two: Any = {"workers" if collector == "sync" else "each": 2}
+    case = Case(WORLDS[0], policy, "policy", collector, **two, options=options | more)
     assert check(replace(case, events=((), (), ()))) == 32
 
 
@@ -203,12 +207,18 @@ def resumed(
     return pytest.param(case, id=f"{shown}-{'worlds' if world.batched else 'single'}")
 
 
+JUST_BEGUN = World((Group(), Group("b", action="box")), length=7, fixed=True)
+"""No frame is open after a batch, and no action was taken."""
+
+
 @pytest.mark.torchrl_defect("D4")
 @pytest.mark.parametrize(
     "case",
     [
         resumed(WORLDS[0], "recurrent", max_frames_per_traj=4),
         resumed(WORLDS[0], "draws_without_use"),
+        resumed(JUST_BEGUN, "random", "sync"),
+        resumed(JUST_BEGUN, "random", trajs_per_batch=2),
         resumed(WORLDS[0], "level", split_trajs=True, set_truncated=True),
         resumed(WORLDS[0], "level", trajs_per_batch=2, traj_format="cat"),
         resumed(SIMULATORS[0], "assigned_recurrent", max_frames_per_traj=9),
@@ -229,6 +239,96 @@ def resumed(
 )
 def test_a_resumed_run_equals_the_uninterrupted_one(case: Case) -> None:
     assert check(case) > 0
+
+
+FOUR: Any = {"workers": 2, "each": 2}
+CHANGED = (
+    (("call", 1), ("level", 2)),
+    (),
+    (("call", 2), ("call", 1)),
+    (("call", 1), ("level", 0)),
+    (("call", 5), ("resume",), ("resume",)),
+    (),
+    (("level", 3), ("call", 3), ("resume",), ("call", 4)),
+)
+KILLED = (
+    (("call", 1), ("level", 2)),
+    (("kill", 1),),
+    (("level", 1), ("call", 2, 1, 2), ("kill", 0)),
+    (("kill", 0), ("level", 3)),
+)
+RESTART = {"on_worker_failure": "restart"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(WORLDS[2], each=3),
+        Case(WORLDS[4], each=3),
+        Case(replace(WORLDS[3], stack=3), each=3),
+        Case(World(repeats=False, state=True), each=3),
+        # Episodes begin with the second calls, after them, and before all calls.
+        *(Case(World(length=frames, fixed=True), each=3) for frames in (18, 20, 60)),
+        Case(SIMULATORS[0], each=3),
+        Case(WORLDS[0], collector="serial", **FOUR),
+        Case(WORLDS[0], collector="halves", **FOUR),
+        Case(SIMULATORS[2], collector="sync", **FOUR),
+        *(
+            Case(WORLDS[0], collector="sync", **FOUR, options={name: value})
+            for name, value in (
+                *(("prefetch", True), ("max_worker_rss", 1), ("split_trajs", True)),
+                *(("compact_obs", True), ("max_frames_per_traj", 3)),
+                *(("track_traj_ids", False), ("reset_at_each_iter", True)),
+            )
+        ),
+    ],
+    ids=lambda case: f"{case.collector}-{[*case.options, *case.world.agents][0]}",
+)
+def test_levels_and_calls_act_from_the_next_batch_on(case: Case) -> None:
+    reset = () if "prefetch" in case.options else (("reset",),)
+    events = (*CHANGED, (("level", 1), ("call", 6), *reset), (("resume",),))
+    case = replace(case, frames=6, level=1, events=events)
+    assert check(case) > 0
+
+
+@pytest.mark.parametrize(
+    ("events", "options"),
+    [
+        (KILLED, RESTART),
+        (KILLED, RESTART | {"max_worker_rss": 1}),
+        (
+            ((("level", 2),), (("level", 1), ("reset", True, False)), ()),
+            {"prefetch": True},
+        ),
+        (((("level", 2), ("call", 1), ("seed", 7)), ()), {"prefetch": True}),
+        ((*CHANGED, ()), {"trajs_per_batch": 3, "traj_format": "cat"}),
+        (
+            ((), (("reset", True, False),), (), (("reset", False, True),), ()),
+            {"trajs_per_batch": 8},
+        ),
+        (
+            (
+                *(
+                    (("publish", 1), ("resume",)),
+                    (("update",), ("train",), ("resume",)),
+                ),
+                *((("update", 0), ("resume",)), ()),
+            ),
+            {"track_policy_version": True},
+        ),
+        (
+            ((), (), ()),
+            {
+                "trajs_per_batch": 2,
+                "update_at_each_batch": True,
+                "track_policy_version": True,
+            },
+        ),
+    ],
+)
+def test_workers_do_what_each_of_them_was_told_last(events: Any, options: Any) -> None:
+    case = Case(WORLDS[0], "level", collector="sync", **FOUR, frames=6, level=0)
+    assert check(replace(case, events=events, options=options)) > 0
 
 
 SETTINGS = ("settings", "fused_settings", "assigned_settings", "fused_constants")

@@ -25,37 +25,6 @@ def environment() -> EnvDescription:
     )
 
 
-def drawn(environments: range, slots: list[int], seed: int = 0) -> list[Any]:
-    """Return the noise of each head, ``[environments, frames, ...]``."""
-    description = environment()
-    head_noise = HeadNoise(make_policy(description), description, len(environments))
-    generators = Generators(seed, environments)
-    blocks = []
-    with set_interaction_type(InteractionType.RANDOM):
-        for frames in slots:
-            head_noise.begin(frames, generators)
-            arrays: list[Any] = [stream.slot for stream in head_noise.streams]
-            blocks.append([array.swapaxes(0, 1) for array in arrays])
-    return [np.concatenate(p, axis=1) for p in zip(*blocks, strict=True)]
-
-
-def test_noise_depends_neither_on_slots_nor_on_other_environments() -> None:
-    reference = drawn(range(4), [12])
-    assert [array.shape for array in reference] == [(4, 12, 2, 3), (4, 12, 1, 2)]
-    for slots in ([1, 11], [5, 4, 3]):
-        for array, other in zip(reference, drawn(range(4), slots), strict=True):
-            np.testing.assert_array_equal(array, other)
-    for array, other in zip(reference, drawn(range(2, 4), [12]), strict=True):
-        np.testing.assert_array_equal(array[2:], other)
-
-
-def test_noise_differs_between_environments_groups_and_seeds() -> None:
-    first, second = drawn(range(2), [50])
-    assert abs(np.corrcoef(first[0].ravel(), first[1].ravel())[0, 1]) < 0.2
-    assert not np.array_equal(first[0, :, 0, :2], second[0, :, 0])
-    assert not np.array_equal(first, drawn(range(2), [50], seed=1)[0])
-
-
 @pytest.mark.parametrize("kind", ["normal", "gumbel"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_noise_has_the_named_distribution(kind: Any, dtype: Any) -> None:
