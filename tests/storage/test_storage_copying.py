@@ -141,31 +141,6 @@ def test_only_new_files_are_copied_and_fetched_once(
     assert read(opened(location)) == read(local)
 
 
-def test_files_that_a_writer_joins_are_copied_but_not_decoded_again(
-    location: Location, tmp_path: Path
-) -> None:
-    url, options = location
-    batches = Stream(1).batches(3)
-    places: Any = (tmp_path / "d", {}), location
-
-    def generations() -> list[str]:
-        datasets = [open_dataset(path, **settings) for path, settings in places]
-        for dataset in datasets:
-            assert read(dataset) == frames_of(*batches)
-            dataset.verify()
-        return [dataset.transitions.cache.state.generation for dataset in datasets]
-
-    with Writer(tmp_path / "d", ABOUT) as writer:
-        for batch in batches:
-            writer.add(batch)
-        assert copy(tmp_path / "d", url, **options) == 3
-        before = generations()
-    assert copy(tmp_path / "d", url, **options) == 1
-    (name,) = names(location)
-    assert name.endswith(".000000-000002.parquet")
-    assert generations() == before
-
-
 @URLS
 def test_a_cache_keeps_several_urls_without_what_was_deleted_there(
     location: Location, local: Path, tmp_path: Path, caches: Path

@@ -49,6 +49,7 @@ from marl_collect.storage import (
     DatasetError,
     EndedEpisode,
     Writer,
+    copy,
     files,
     open_dataset,
     trajectories,
@@ -74,6 +75,7 @@ class Folder(RuleBasedStateMachine):
         self.folder = self.root / "data"
         self.folder.mkdir()
         self.runs: dict[str, list[Frame]] = {}
+        self.copied: dict[str, list[Frame]] = {}
         self.unseen: set[tuple[str, int]] = set()
         self.opened: list[tuple[Dataset, list[Frame]]] = []
         self.writers_open: set[str] = set()
@@ -164,8 +166,23 @@ class Folder(RuleBasedStateMachine):
 
     @rule(writer=consumes(writers))
     def close(self, writer: Any) -> None:
+        """Join small files, which are copied, but not decoded again."""
+        before = self.generations()
         writer[0].close()
         self.writers_open.discard(writer[0].run)
+        assert self.generations() == before
+
+    def generations(self) -> list[str]:
+        """Copy what is new to a store, and return the caches of here and there."""
+        url = f"memory://{self.root.name}"
+        copy(self.folder, url)
+        assert copy(self.folder, url) == 0
+        here = open_dataset(self.folder)
+        there = open_dataset(url, cache=self.root / "fetched")
+        self.copied |= self.runs  # A store keeps the runs that are deleted here.
+        runs = sorted(self.copied)
+        assert read(there) == [frame for run in runs for frame in self.copied[run]]
+        return [d.transitions.cache.state.generation for d in (here, there)]
 
     @rule(writer=consumes(writers))
     def lose(self, writer: Any) -> None:

@@ -6,6 +6,7 @@ Kills are in ``test_storage_kills.py``, the kinds of batches in
 
 import errno
 import os
+import signal
 import warnings
 from functools import partial
 from importlib.metadata import version
@@ -29,6 +30,7 @@ from workloads.counting import CountingEnv
 
 from marl_collect.errors import ClosedError
 from marl_collect.models import make_policy
+from marl_collect.programs.interruption import Interruption
 from marl_collect.storage import (
     BackgroundWriter,
     DatasetDescription,
@@ -335,3 +337,18 @@ def test_an_error_before_the_first_batch_leaves_nothing(tmp_path: Path) -> None:
         collect_into(arguments, on_start=fail)
     assert "closed" in repr(writers[0])
     assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.processes
+def test_an_interruption_ends_a_recording_after_the_batch(tmp_path: Path) -> None:
+    batches: Any = {"frames_per_batch": 20, "max_frames_per_traj": 5}
+    arguments = RecordArguments(tmp_path / "d", CountingEnv, frames=2000, **batches)
+    with Interruption() as interruption:
+
+        def interrupt(_: Any) -> None:
+            # In a thread of its own, which no signal interrupts.
+            interruption.number = signal.SIGINT
+
+        collect_into(arguments, on_episodes=interrupt, interruption=interruption)
+    # The thread has a batch while the next one is collected.
+    assert 20 <= len(open_dataset(tmp_path / "d")) <= 80
