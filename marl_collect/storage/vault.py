@@ -43,7 +43,7 @@ _EXPECTED: Final = (
 _CURE: Final = "copy or download the whole folder of the vault again"
 _GROUP: Final = "agents"
 _CACHE: Final = 2**26
-"""Bytes of decoded chunks that are kept, because a chunk spans several batches."""
+"""Bytes of decoded chunks that are kept, because a chunk spans several episodes."""
 _FRAMES: Final = 20_000
 _BYTES: Final = 2**26
 """Frames of a batch, and bytes in memory; up to an episode more."""
@@ -241,7 +241,7 @@ def _episodes(vault: _Vault) -> Iterator[_Episode]:
     """Find the episodes with transitions.
 
     One ends when every agent has ended, or with its row. The flags of a row are in
-    memory; other arrays are read in batches.
+    memory; other arrays are read episode by episode.
     """
     for row in range(vault.rows):
         terminals = vault.read("terminals", row) != 0

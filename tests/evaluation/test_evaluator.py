@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -344,7 +345,7 @@ def test_evaluations_collectors_and_datasets_have_means_of_the_same_names(
             [episode.length for episode in played],
         ),
         (
-            dataset.statistics,
+            SimpleNamespace(**recorded.stats()),
             *(recorded.agent_returns[g] for g in ("hunter", "prey")),
             recorded.lengths,
         ),
