@@ -188,7 +188,7 @@ class AssignedRunner(PolicyRunner):
     def begin(self, frames: int, generators: Generators) -> None:
         """Prepare every policy, with noise of its own."""
         for index, part in enumerate(self._parts):
-            if isinstance(part, OwnRows) and not part.is_current:
+            if isinstance(part, OwnRows) and part.state.changed():
                 self._parts[index] = self._part(index)
             self._parts[index].begin(frames, generators.apart(index))
         self._dirty = True

@@ -114,7 +114,8 @@ class OwnRows:
         bound: the memory to which it is bound, with outputs of its own.
         memory: of the step loop, ``[K, ...]`` per key.
         groups: what acts for each group.
-        state: of the policy.
+        state: of the policy; once it has changed, the copies have other settings or
+            tensors.
     """
 
     module: ModuleRunner
@@ -122,11 +123,6 @@ class OwnRows:
     memory: Row
     groups: Mapping[str, "_GroupRows"]
     state: ModuleState
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the policy has the settings and tensors that were copied."""
-        return not self.state.changed()
 
     def equals_all_rows(self) -> bool:
         """Return whether the copies compute what the policy does, on random inputs."""

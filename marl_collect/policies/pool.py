@@ -1,7 +1,7 @@
 """``PolicyPool``: past versions of a policy, as opponents of its present version."""
 
 import copy
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from marl_collect.core.seeding import Purpose, checked_seed, generator_for
+from marl_collect.options import Option, require
 from marl_collect.weights.skeleton import weight_tensors
 
 Keep = Literal["recent", "best", "random"]
@@ -74,7 +75,7 @@ class PolicyPool(nn.Module):
             seed: of the random choices of ``keep="random"``.
 
         Raises:
-            TypeError: if the policy is no module.
+            TypeError: if the policy is no module, or a number is no integer.
             ValueError: if a number or a rule is not possible, or if the policy has
                 lazy or meta tensors.
         """
@@ -83,24 +84,16 @@ class PolicyPool(nn.Module):
             raise TypeError(
                 f"PolicyPool keeps versions of a module, but got {policy!r}."
             )
-        for name, number in (("size", size), ("every", every)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise ValueError(
-                    f"{name} must be a positive integer, but is {number!r}."
-                )
-        for name, rule, rules in (
-            ("keep", keep, get_args(Keep)),
-            ("sample", sample, get_args(Sample)),
-        ):
-            if rule not in rules:
-                raise ValueError(f"{name} must be one of {rules}, but is {rule!r}.")
+        size = require("size", size, int, Option("", at_least=1))
+        self._every = require("every", every, int, Option("", at_least=1))
+        self._keep = require("keep", keep, Keep, Option(""))
+        self._sample = require("sample", sample, Sample, Option(""))
         for name, tensor in weight_tensors(policy).items():
             if is_lazy(tensor) or tensor.is_meta:
                 raise ValueError(
                     f"The policy has no values for {name} yet: initialise it before "
                     "its versions are kept, with marl_collect.materialize."
                 )
-        self._every, self._keep, self._sample = every, keep, sample
         self._seed = checked_seed(seed)
         # In a list, because the policy is no part of the pool.
         self._policy = [policy]

@@ -6,7 +6,7 @@ it, at a multiple of 64 bytes.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, final
 
@@ -45,7 +45,7 @@ class WeightLayout:
     kinds: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     offsets: tuple[int, ...]
     nbytes: int
-    aliases: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str]
 
     @classmethod
     def of(cls, module: nn.Module) -> "WeightLayout":
@@ -57,22 +57,13 @@ class WeightLayout:
             for name, tensor in _every_name(module).items()
             if name not in tensors and id(tensor) in first
         }
-        return cls.plan(tensors, aliases)
-
-    @classmethod
-    def plan(
-        cls,
-        tensors: Mapping[str, torch.Tensor],
-        aliases: Mapping[str, str] | None = None,
-    ) -> "WeightLayout":
-        """Return the layout that stores ``tensors`` back to back."""
         *offsets, end = places(tensor.nbytes for tensor in tensors.values())
         return cls(
             names=tuple(tensors),
             kinds=tuple((tuple(t.shape), t.dtype) for t in tensors.values()),
             offsets=tuple(offsets),
             nbytes=max(end, ALIGNMENT),
-            aliases=dict(aliases or {}),
+            aliases=aliases,
         )
 
     def views(self, vector: torch.Tensor) -> list[torch.Tensor]:

@@ -110,13 +110,15 @@ def test_a_copy_is_updated_from_the_copy_of_its_policy() -> None:
 
 def test_wrong_arguments_are_named() -> None:
     for options, text in (
-        ({"size": 0}, "size must be a positive integer"),
-        ({"every": True}, "every must be a positive"),
+        ({"size": 0}, "size must be an integer of at least 1, but is 0"),
+        ({"every": -1}, "every must be an integer of at least 1"),
         ({"keep": "all"}, "keep must be one of"),
         ({"sample": "best"}, "sample must be one of"),
     ):
         with pytest.raises(ValueError, match=text):
             trained(0, **options)
+    with pytest.raises(TypeError, match="every must be an integer"):
+        trained(0, every=True)
     with pytest.raises(ValueError, match="no values for weight"):
         PolicyPool(nn.LazyLinear(3))
     with pytest.raises(TypeError, match="versions of a module"):

@@ -21,11 +21,18 @@ def opened() -> Iterator[list[WeightVector]]:
         vector.close()
 
 
+def layout_of(**tensors: torch.Tensor) -> WeightLayout:
+    module = torch.nn.Module()
+    for name, tensor in tensors.items():
+        module.register_buffer(name, tensor)
+    return WeightLayout.of(module)
+
+
 class Copies:
     """Writes tensors, and reads them again as a worker does."""
 
     def __init__(self, opened: list[WeightVector], *tensors: torch.Tensor) -> None:
-        self.layout = WeightLayout.plan({f"t{i}": t for i, t in enumerate(tensors)})
+        self.layout = layout_of(**{f"t{i}": t for i, t in enumerate(tensors)})
         self.vector = WeightVector(self.layout)
         opened.append(self.vector)
         self.bytes = torch.zeros(self.layout.nbytes, dtype=torch.uint8)
@@ -75,7 +82,7 @@ def test_replaced_memory_is_read(opened: list[WeightVector]) -> None:
 
 
 def test_another_shape_or_dtype_is_an_error_that_names_the_tensor() -> None:
-    layout = WeightLayout.plan({"first": torch.zeros(3), "second": torch.zeros(2)})
+    layout = layout_of(first=torch.zeros(3), second=torch.zeros(2))
     layout.check([torch.ones(3), torch.ones(2)], "It")
     for other in (torch.ones(1), torch.ones(2, dtype=torch.float64)):
         with pytest.raises(ValueError, match=r"^It must .*but second is .*\(2,\)"):

@@ -27,6 +27,12 @@ class UnsuitableError(Exception):
     """An argument that numpy does not support, or treats in another way."""
 
 
+def _require(suits: object) -> None:
+    """Leave an operation to torch if numpy does not suit it."""
+    if not suits:
+        raise UnsuitableError
+
+
 @final
 class Arguments:
     """The arguments of one operation by name; tensors are arrays on the same memory.
@@ -71,8 +77,7 @@ class Arguments:
         if not isinstance(value, torch.Tensor):
             return _number(value, dtype)
         operand = array(value)
-        if operand.dtype != dtype:
-            raise UnsuitableError
+        _require(operand.dtype == dtype)
         if not self._constant(value):
             return operand
         shape = operand.shape
@@ -106,8 +111,7 @@ def _number(value: Any, dtype: np.dtype[Any]) -> Array:
             fits = may_be_rounded or array == value
     except OverflowError as error:
         raise UnsuitableError from error
-    if not fits:
-        raise UnsuitableError
+    _require(fits)
     return array
 
 
@@ -117,8 +121,7 @@ def array(tensor: torch.Tensor) -> Array:
     Raises:
         UnsuitableError: if numpy does not support the tensor.
     """
-    if tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
-        raise UnsuitableError
+    _require(tensor.device.type == "cpu" and not (tensor.is_conj() or tensor.is_neg()))
     try:
         memory: Array = tensor.detach().numpy()
     except (TypeError, RuntimeError) as error:
@@ -126,7 +129,8 @@ def array(tensor: torch.Tensor) -> Array:
     return memory
 
 
-Builder = Callable[[Arguments, Array], list[Call] | None]
+Builder = Callable[[Arguments, Array], list[Call]]
+"""Raises an error if numpy lacks the operation with these arguments."""
 
 RTOL, ATOL = 1e-5, 1e-6
 """Tolerances between results of numpy or a recording and torch's, for equal arguments.
@@ -253,12 +257,10 @@ def _ufunc(function: np.ufunc, *inputs: Array, out: Array) -> Call:
 
 
 def _elementwise(function: np.ufunc) -> Builder:
-    def build(arguments: Arguments, out: Array) -> list[Call] | None:
+    def build(arguments: Arguments, out: Array) -> list[Call]:
         first = arguments.operand("self", out)
-        if out.dtype not in (first.dtype, np.dtype(np.bool_)):
-            return None
-        if arguments.value("rounding_mode") is not None:
-            return None
+        _require(out.dtype in (first.dtype, np.dtype(np.bool_)))
+        _require(arguments.value("rounding_mode") is None)
         if function.nin == 1:
             return [_ufunc(function, first, out=out)]
         other = arguments.operand("other", out)
@@ -274,9 +276,8 @@ def _elementwise(function: np.ufunc) -> Builder:
     return build
 
 
-def _rsub(arguments: Arguments, out: Array) -> list[Call] | None:
-    if arguments.value("alpha") != 1 or out.dtype != arguments.first.dtype:
-        return None
+def _rsub(arguments: Arguments, out: Array) -> list[Call]:
+    _require(arguments.value("alpha") == 1 and out.dtype == arguments.first.dtype)
     first = arguments.operand("self", out)
     return [_ufunc(np.subtract, arguments.operand("other", out), first, out=out)]
 
@@ -286,9 +287,8 @@ def _relu(arguments: Arguments, out: Array) -> list[Call]:
     return [_ufunc(np.maximum, arguments.first, zero, out=out)]
 
 
-def _sigmoid(arguments: Arguments, out: Array) -> list[Call] | None:
-    if out.dtype != arguments.first.dtype:
-        return None
+def _sigmoid(arguments: Arguments, out: Array) -> list[Call]:
+    _require(out.dtype == arguments.first.dtype)
     one = np.ones((), out.dtype)
     return [
         _ufunc(np.negative, arguments.first, out=out),
@@ -310,9 +310,8 @@ def _clamp(arguments: Arguments, out: Array) -> list[Call]:
     return calls
 
 
-def _pow(arguments: Arguments, out: Array) -> list[Call] | None:
-    if arguments.value("exponent") != 2 or out.dtype != arguments.first.dtype:
-        return None
+def _pow(arguments: Arguments, out: Array) -> list[Call]:
+    _require(arguments.value("exponent") == 2 and out.dtype == arguments.first.dtype)
     return [_ufunc(np.square, arguments.first, out=out)]
 
 
@@ -324,10 +323,9 @@ def _masked_fill(arguments: Arguments, out: Array) -> list[Call]:
     ]
 
 
-def _logsumexp(arguments: Arguments, out: Array) -> list[Call] | None:
+def _logsumexp(arguments: Arguments, out: Array) -> list[Call]:
     first, dims = arguments.first, arguments.value("dim")
-    if out.dtype != first.dtype or not arguments.value("keepdim") or len(dims) != 1:
-        return None
+    _require(out.dtype == first.dtype and arguments.value("keepdim") and len(dims) == 1)
     (axis,) = dims
     reduce_sum: Any = np.add.reduce
     reduce_max: Any = np.maximum.reduce
@@ -346,12 +344,10 @@ def _logsumexp(arguments: Arguments, out: Array) -> list[Call] | None:
     ]
 
 
-def _softplus(arguments: Arguments, out: Array) -> list[Call] | None:
+def _softplus(arguments: Arguments, out: Array) -> list[Call]:
     # Above the threshold torch returns the argument, as logaddexp does in float32.
-    if out.dtype != np.float32:
-        return None
-    if arguments.value("beta") != 1 or arguments.value("threshold") != 20:
-        return None
+    _require(out.dtype == np.float32)
+    _require(arguments.value("beta") == 1 and arguments.value("threshold") == 20)
     zero = np.zeros((), out.dtype)
     return [_ufunc(np.logaddexp, arguments.first, zero, out=out)]
 
@@ -368,10 +364,9 @@ def _addcmul(arguments: Arguments, out: Array) -> list[Call]:
     return [*calls, _ufunc(np.add, added, product, out=out)]
 
 
-def _where(arguments: Arguments, out: Array) -> list[Call] | None:
+def _where(arguments: Arguments, out: Array) -> list[Call]:
     chosen, other = (array(arguments.value(name)) for name in ("self", "other"))
-    if chosen.dtype != out.dtype or other.dtype != out.dtype:
-        return None
+    _require(chosen.dtype == out.dtype == other.dtype)
     return [
         copying(out, other),
         partial(np.copyto, out, chosen, "same_kind", arguments.first),
@@ -379,11 +374,11 @@ def _where(arguments: Arguments, out: Array) -> list[Call] | None:
 
 
 def _reduction(function: np.ufunc) -> Builder:
-    def build(arguments: Arguments, out: Array) -> list[Call] | None:
+    def build(arguments: Arguments, out: Array) -> list[Call]:
         dim = arguments.value("dim")
         axis = tuple(dim) if isinstance(dim, Sequence) else dim
-        if out.dtype != arguments.first.dtype or arguments.value("dtype") is not None:
-            return None
+        _require(out.dtype == arguments.first.dtype)
+        _require(arguments.value("dtype") is None)
         keep = bool(arguments.value("keepdim"))
         axis = None if axis == () else axis
         reduce: Any = function.reduce  # Positional: keywords are parsed in every call.
@@ -392,59 +387,53 @@ def _reduction(function: np.ufunc) -> Builder:
     return build
 
 
-def _argmax(arguments: Arguments, out: Array) -> list[Call] | None:
-    if arguments.value("keepdim") or arguments.value("dim") is None:
-        return None
+def _argmax(arguments: Arguments, out: Array) -> list[Call]:
+    _require(arguments.value("dim") is not None and not arguments.value("keepdim"))
     return [partial(arguments.first.argmax, arguments.value("dim"), out)]
 
 
-def _cat(arguments: Arguments, out: Array) -> list[Call] | None:
+def _cat(arguments: Arguments, out: Array) -> list[Call]:
     inputs = [array(tensor) for tensor in arguments.value("tensors")]
     axis = arguments.value("dim")
     ends = np.cumsum([part.shape[axis] for part in inputs])
     return _fill(np.split(out, ends[:-1], axis), inputs)
 
 
-def _stack(arguments: Arguments, out: Array) -> list[Call] | None:
+def _stack(arguments: Arguments, out: Array) -> list[Call]:
     inputs = [array(tensor) for tensor in arguments.value("tensors")]
     return _fill(list(np.moveaxis(out, arguments.value("dim"), 0)), inputs)
 
 
-def _fill(parts: list[Array], inputs: list[Array]) -> list[Call] | None:
+def _fill(parts: list[Array], inputs: list[Array]) -> list[Call]:
     pairs = list(zip(parts, inputs, strict=True))
-    if any(part.dtype != source.dtype for part, source in pairs):
-        return None
+    _require(all(part.dtype == source.dtype for part, source in pairs))
     return [copying(part, source) for part, source in pairs]
 
 
-def _copy(arguments: Arguments, out: Array) -> list[Call] | None:
-    first = arguments.first
-    if not np.can_cast(first.dtype, out.dtype, "same_kind"):
-        return None
-    return [copying(out, first)]
+def _copy(arguments: Arguments, out: Array) -> list[Call]:
+    _require(np.can_cast(arguments.first.dtype, out.dtype, "same_kind"))
+    return [copying(out, arguments.first)]
 
 
 def _affine(first: str, second: str) -> Builder:
-    def build(arguments: Arguments, out: Array) -> list[Call] | None:
-        if arguments.value("beta") != 1 or arguments.value("alpha") != 1:
-            return None
+    def build(arguments: Arguments, out: Array) -> list[Call]:
+        _require(arguments.value("beta") == 1 and arguments.value("alpha") == 1)
         product = _product(arguments.operand(first), arguments.operand(second), out)
         added = arguments.operand("self", out)
-        return product and [*product, _ufunc(np.add, out, added, out=out)]
+        return [product, _ufunc(np.add, out, added, out=out)]
 
     return build
 
 
-def _matmul(arguments: Arguments, out: Array) -> list[Call] | None:
-    return _product(arguments.operand("self"), arguments.operand("mat2"), out)
+def _matmul(arguments: Arguments, out: Array) -> list[Call]:
+    return [_product(arguments.operand("self"), arguments.operand("mat2"), out)]
 
 
-def _product(first: Array, second: Array, out: Array) -> list[Call] | None:
-    if out.size * first.shape[-1] > _PRODUCTS or out.dtype.kind != "f":
-        return None
+def _product(first: Array, second: Array, out: Array) -> Call:
+    _require(out.size * first.shape[-1] <= _PRODUCTS and out.dtype.kind == "f")
     if out.ndim == 2 and out.flags.c_contiguous:
-        return [partial(first.dot, second, out)]
-    return [partial(np.matmul, first, second, out)]
+        return partial(first.dot, second, out)
+    return partial(np.matmul, first, second, out)
 
 
 _BUILDERS: dict[str, Builder] = {
