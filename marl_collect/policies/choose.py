@@ -65,8 +65,9 @@ def _make_single(
     if is_random(policy):
         return RandomRunner(engine.description)
     device = torch.device(options.device)
-    if isinstance(policy, nn.Module) and _must_move(policy, device):
-        policy = policy.to(device)
+    if isinstance(policy, nn.Module):
+        kinds = {device.type, *(tensor.device.type for tensor in policy.parameters())}
+        policy = policy if kinds == {"cpu"} else policy.to(device)
     if options.compile_policy is not None:
         policy = torch.compile(policy, **options.compile_policy)
     if options.cudagraph_policy is not None:
@@ -82,9 +83,3 @@ def _make_single(
     if options.resident:
         return module
     return FusedRunner(module)
-
-
-def _must_move(policy: nn.Module, device: torch.device) -> bool:
-    return any(tensor.device.type != device.type for tensor in policy.parameters()) or (
-        device.type != "cpu"
-    )

@@ -6,7 +6,6 @@ neither on the assignment of environments to workers nor on the slot length.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, final, runtime_checkable
 
 import numpy as np
@@ -50,7 +49,7 @@ class HeadNoise:
         """Allocate one frame's noise for each head in ``policy``."""
         dtype = _dtype(policy)
         self.streams = [
-            NoiseStream.allocate(head, FIRST_STREAM + number, (size, n_agents), dtype)
+            NoiseStream(head, FIRST_STREAM + number, (size, n_agents), dtype)
             for number, (head, n_agents) in enumerate(_heads(policy, description))
         ]
 
@@ -90,7 +89,7 @@ class HeadNoise:
             vars(stream.head)["noise"] = None
 
 
-@dataclass(eq=False)
+@final
 class NoiseStream:
     """The noise of one head.
 
@@ -102,21 +101,17 @@ class NoiseStream:
         slot: ``[frames, K, n_agents, noise_size]``, noise of a whole slot.
     """
 
-    head: NoisyHead
-    number: int
-    tensor: torch.Tensor
-    array: NDArray[Any] = field(repr=False)
-    slot: NDArray[Any] | None = field(default=None, repr=False)
+    slot: NDArray[Any] | None = None
 
-    @classmethod
-    def allocate(
-        cls, head: NoisyHead, number: int, batch: tuple[int, int], dtype: torch.dtype
-    ) -> "NoiseStream":
+    def __init__(
+        self, head: NoisyHead, number: int, batch: tuple[int, int], dtype: torch.dtype
+    ) -> None:
         """Allocate noise of one frame, filled with zeros."""
-        tensor = torch.empty((*batch, head.noise_size), dtype=dtype, device="cpu")
-        stream = cls(head, number, tensor, tensor.numpy())
-        stream.array.fill(0.0)
-        return stream
+        self.head, self.number = head, number
+        size = (*batch, head.noise_size)
+        self.tensor = torch.empty(size, dtype=dtype, device="cpu")
+        self.array: NDArray[Any] = self.tensor.numpy()
+        self.array.fill(0.0)
 
     def draw(self, generators: list[np.random.Generator], frames: int) -> None:
         """Sample the noise of a slot, for each environment frame by frame."""
