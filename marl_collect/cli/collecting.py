@@ -240,6 +240,8 @@ class _Job:
         frames = 0 if self._writer is None else self._writer.frames
         if not frames:
             return "no batch was complete, so nothing was written."
+        if not self._path.exists():
+            return f"{self._path} is gone, to which {frames:,} frames were written."
         text = f"{frames:,} frames in complete batches are in {self._path}."
         if self._upload is not None:
             text += f" `{self._upload.command}` copies what {self._upload.url} lacks."

@@ -187,6 +187,18 @@ def write_table(
             raise
 
 
+@contextmanager
+def naming_deleted(folder: Path) -> Iterator[None]:
+    """Say where a folder was that others deleted, itself or files in it."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        text = "The folder or files in it were deleted while they were written"
+        error.args = (error.errno, text)
+        error.strerror, error.filename = text, str(folder)
+        raise
+
+
 def remove(name: str, folder: int) -> None:
     """Remove a file that may not be there."""
     with suppress(FileNotFoundError):

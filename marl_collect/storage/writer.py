@@ -23,6 +23,7 @@ from marl_collect.storage.files import (
     check_kind,
     check_target,
     file_name,
+    naming_deleted,
     new_run,
     read_about,
     read_table,
@@ -135,7 +136,8 @@ class Writer(Closing):
             if not is_small:
                 self._join()  # Parts of a joined file have consecutive numbers.
             name = file_name(self.run, self._batches, self._batches)
-            write_table(table, name, self._folder, self.path)
+            with naming_deleted(self.path):
+                write_table(table, name, self._folder, self.path)
             if is_small:
                 self._parts.append(self._batches)
                 self._part_bytes += table.nbytes
@@ -172,15 +174,18 @@ class Writer(Closing):
         if len(parts) < 2:
             return
         names = [file_name(self.run, part, part) for part in parts]
-        tables = []
-        for name in names:
-            descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
-            with os.fdopen(descriptor, "rb") as file:
-                tables.append(read_table(file, self.path / name))
-        table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
-        # With the time of its last part, readers know that its frames are not new.
-        joined = file_name(self.run, parts[0], parts[-1])
-        write_table(table, joined, self._folder, self.path, like=names[-1])
+        with naming_deleted(self.path):
+            tables = []
+            for name in names:
+                descriptor = os.open(
+                    name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder
+                )
+                with os.fdopen(descriptor, "rb") as file:
+                    tables.append(read_table(file, self.path / name))
+            table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+            # With the time of its last part, readers know that its frames are not new.
+            joined = file_name(self.run, parts[0], parts[-1])
+            write_table(table, joined, self._folder, self.path, like=names[-1])
         for name in names:
             remove(name, self._folder)
 

@@ -207,6 +207,7 @@ def test_ctrl_c_while_libraries_are_loaded_leaves_nothing(tmp_path: Path) -> Non
 
 
 BREAKS = """
+import shutil
 from workloads.counting import CountingEnv
 
 class Stuck(Exception):
@@ -218,6 +219,7 @@ def make():
     step = env.step_row
     def step_row():
         if next(steps, None) is None:
+            shutil.rmtree("deleted", ignore_errors=True)
             raise Stuck("the door is locked")
         step()
     object.__setattr__(env, "step_row", step_row)
@@ -238,6 +240,8 @@ def test_an_environment_that_raises_is_reported_and_batches_are_kept(
     assert "Traceback (most recent call last)" in process.stderr  # of the worker
     assert "collecting.py" not in process.stderr  # none of the command
     assert len(open_dataset(tmp_path / "d")) == 20
+    process = collect(tmp_path, "breaks:make", *options, "--out", "deleted")
+    assert re.search(r"deleted is gone, to which \d+ frames were", process.stderr)
 
 
 def test_a_checkpoint_of_the_mlp_is_used_and_recorded(tmp_path: Path) -> None:

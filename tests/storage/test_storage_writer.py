@@ -8,6 +8,7 @@ import errno
 import os
 import signal
 import warnings
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -201,6 +202,25 @@ def test_an_error_closes_the_writer_and_another_one_goes_on(
     assert len(names(tmp_path)) == count
     write(tmp_path, data[count:])
     assert read(tmp_path) == frames_of(*data)
+
+
+@pytest.mark.parametrize("folder_too", [True, False])
+def test_a_dataset_that_is_deleted_while_it_is_written_is_named(
+    tmp_path: Path, data: Batches, folder_too: bool
+) -> None:
+    folder = tmp_path / "data"
+    writer = Writer(folder, ABOUT)
+    for batch in data[:3]:
+        writer.add(batch)
+    for path in folder.iterdir():
+        path.unlink()
+    write_more: Callable[[], object] = writer.close
+    if folder_too:
+        folder.rmdir()
+        write_more = partial(writer.add, data[3])
+    with pytest.raises(FileNotFoundError, match=f"deleted .*: '{folder}'"):
+        write_more()
+    writer.close()
 
 
 @pytest.mark.parametrize("error", [KeyError(1), KeyboardInterrupt(), SystemExit(3)])
