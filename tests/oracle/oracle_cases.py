@@ -25,6 +25,7 @@ from marl_collect.buffers.compact_observations import restore_next
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.errors import PolicyError
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
+from marl_collect.policies.pool import PolicyPool
 
 TRAINER = ("Collector", "serial", "parallel", "halves")
 """Collectors whose policy acts in this process."""
@@ -528,6 +529,14 @@ class _Run:
         change(self.policy)
         if self.acts_itself:
             change(self.workers[0].policy)
+
+    def do_keep(self) -> None:
+        """Keep the weights of the trainer's policy as a past version of it."""
+        acting = [worker.policy for worker in self.workers if self.acts_itself]
+        for policy in (self.policy, *acting):
+            for module in policy.modules():
+                if isinstance(module, PolicyPool):
+                    module.update()
 
     def do_update(self, *worker_ids: int) -> None:
         """Train, and publish the weights, to all workers or to some."""

@@ -180,6 +180,7 @@ def possible_events(case: Case) -> list[tuple[Any, ...]]:
     if kind.weights:
         possible += [("update",)] * 2
         possible += [("update", index) for index in range(case.workers) if pool]
+        possible += [("keep",)] * ("pool" in case.policy)
     if case.collector == "async" or (ahead and kind.keeps):
         return possible  # A policy with statistics has seen frames that are dropped.
     possible += [("seed", 7)]

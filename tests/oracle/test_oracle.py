@@ -344,6 +344,14 @@ def test_every_kind_of_setting_acts_after_each_update(name: str, kind: str) -> N
     assert check(case) > 0
 
 
+@pytest.mark.parametrize("kind", ["Collector", "halves", "sync"])
+def test_past_versions_act_as_they_were(kind: str) -> None:
+    case = Case(WORLDS[0], "assigned_pool", collector=kind, each=2, frames=4)
+    keep, update = ("keep",), ("update",)
+    events = ((keep, update), (update,), (update, keep), (keep, ("resume",)), ())
+    assert check(replace(case, events=events)) > 0
+
+
 @budget(50)
 @given(cases(("Collector",)))
 def test_collector(case: Case) -> None:
