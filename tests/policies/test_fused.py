@@ -92,8 +92,8 @@ class Acting:
     def slot(
         self, interaction_type: InteractionType, frames: int, seed: int
     ) -> list[Any]:
-        """Return the outputs of each frame, on observations drawn from ``seed``."""
-        observations = RandomFrames(self.what, self.memory, seed)
+        """Return the outputs of each frame; heads draw from generators of ``seed``."""
+        observations = RandomFrames(self.what, self.memory)
         generators = Generators(seed, range(self.size))
         signature = self.runner.signature
         keys = [*signature.outputs, *signature.carried]
