@@ -35,7 +35,11 @@ def recording_writes() -> AbstractContextManager[object]:
 
 def note_on_gradients(error: BaseException) -> None:
     """Add what to do to an error of code that needs autograd, where it is disabled."""
-    if any(message in str(error) for message in _MESSAGES):
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the error
+        return
+    if any(message in text for message in _MESSAGES):
         error.add_note(
             "Environments and policies are called without autograd while frames are "
             "collected. Code that computes gradients, in step() for example, needs "

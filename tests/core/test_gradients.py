@@ -73,6 +73,21 @@ def test_an_environment_that_enables_autograd_works() -> None:
     collect(enabled, kind=MultiSyncCollector)
 
 
+class SilentError(RuntimeError):
+    def __str__(self) -> str:
+        raise AttributeError("this text has another error")
+
+
+def fail() -> None:
+    raise SilentError
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_an_error_whose_text_fails_is_not_hidden(kind: Any) -> None:
+    with pytest.raises(SilentError):
+        collect(computing(fail), kind=kind)
+
+
 def test_other_errors_have_no_note() -> None:
     raises = pytest.raises(RuntimeError, match="size of tensor")
     with raises as error, without_gradients():
