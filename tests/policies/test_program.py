@@ -31,6 +31,7 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "filled piece by piece": lambda x: torch.zeros(5, 4).index_copy_(
         0, torch.tensor([0, 2, 4]), x
     ),
+    "filled, then changed": lambda x: torch.zeros(3, 4).add_(x),
     "stack": lambda x: torch.stack([x, x * 2], 1).flatten(0, 1).flip(0),
     "types": lambda x: (x > 0).long().sum(-1, keepdim=True).double() * 0.5,
     "softmax": lambda x: x.log_softmax(-1).exp() + x.softmax(0),
@@ -50,7 +51,7 @@ def test_a_program_computes_the_results_of_the_call(name: str) -> None:
     for _ in range(3):
         x.normal_()
         assert program.prepare()
-        assert program.run()
+        assert all(program.run() for _ in range(2))
         assert torch.equal(result, call(x))
 
 
@@ -74,23 +75,6 @@ def test_operations_on_weights_alone_run_once_per_slot() -> None:
     program.prepare()
     program.run()
     assert torch.equal(result, x * weight.exp().log1p())
-
-
-def test_memory_that_is_filled_and_then_changed_is_filled_again() -> None:
-    x = torch.ones(3)
-
-    def call() -> Tensor:
-        total = torch.zeros(3)
-        total += x
-        return total
-
-    result, operations = record(call)
-    program = Program(operations, [x], [result])
-    for _ in range(3):
-        program.prepare()
-        program.run()
-        program.run()
-        assert torch.equal(result, x)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16])
