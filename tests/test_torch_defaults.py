@@ -136,7 +136,8 @@ def dataset(folder: Path) -> Any:
     generator = torch.Generator("cpu").manual_seed(1)
     moments = data.transitions.moments(("hunter", "observation"))
     return (
-        values(data[0]),
+        values(data.transitions[0]),
+        values(next(iter(data.transitions.loader(16, seed=0)))),
         values(data.transitions.sample(16, generator=generator)),
         values(data.trajectories.sample(2, generator=generator)),
         {key: (m.mean.tolist(), m.std.tolist()) for key, m in moments.items()},

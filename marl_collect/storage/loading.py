@@ -236,16 +236,20 @@ class Loader:
 
     def _read(self, batches: list[list[int]]) -> Iterator[TensorDict]:
         workers = self._options.workers
-        yield from DataLoader(
-            self._source,  # type: ignore[arg-type] # has __len__ and __getitems__
-            batch_sampler=batches,
-            num_workers=workers,
-            # Other start methods, such as TorchRL's default, run the script again.
-            multiprocessing_context="fork" if workers else None,
-            pin_memory=torch.cuda.is_available(),
-            collate_fn=self._source.collate,
-            generator=torch.Generator(),  # Otherwise it draws of the user's numbers.
-        )
+        with torch.device("cpu"):  # It draws, on whatever device is the default.
+            loader = iter(
+                DataLoader(
+                    self._source,  # type: ignore[arg-type] # has the methods
+                    batch_sampler=batches,
+                    num_workers=workers,
+                    # Other methods, such as TorchRL's default, run the script again.
+                    multiprocessing_context="fork" if workers else None,
+                    pin_memory=torch.cuda.is_available(),
+                    collate_fn=self._source.collate,
+                    generator=torch.Generator(),  # Not the user's.
+                )
+            )
+        yield from loader
 
     def state_dict(self) -> dict[str, int]:
         """Return the position: seed, epoch, and batches of the epoch that are done."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -167,6 +168,8 @@ class Folder(RuleBasedStateMachine):
     @rule(writer=consumes(writers))
     def close(self, writer: Any) -> None:
         """Join small files, which are copied, but not decoded again."""
+        for _ in range(2):
+            self.add(writer, frames=1, batches=1)
         before = self.generations()
         writer[0].close()
         self.writers_open.discard(writer[0].run)
@@ -177,6 +180,10 @@ class Folder(RuleBasedStateMachine):
         url = f"memory://{self.root.name}"
         copy(self.folder, url)
         assert copy(self.folder, url) == 0
+        stored = fsspec.filesystem("memory").ls(f"/{self.root.name}", detail=False)
+        names = {path.rpartition("/")[2] for path in stored}
+        more = names - {path.name for path in self.files()}
+        assert not {name.partition(".")[0] for name in more} & self.runs.keys()
         here = open_dataset(self.folder)
         there = open_dataset(url, cache=self.root / "fetched")
         self.copied |= self.runs  # A store keeps the runs that are deleted here.
