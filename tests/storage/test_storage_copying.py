@@ -14,7 +14,7 @@ from unittest.mock import patch
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from storage_streams import ABOUT, Frame, Stream, frames_of, read, write
+from storage_streams import ABOUT, Stream, read, write
 from support.stores import s3_server
 
 from marl_collect.storage import (
@@ -57,12 +57,10 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "caches"
 
 
-def write_files(path: Path, seed: int, batches: int = 3) -> list[Frame]:
-    """Write a run whose batches are files of their own; return its frames."""
-    data = Stream(seed).batches(batches)
+def write_files(path: Path, seed: int) -> None:
+    """Write a run of three files."""
     with patch("marl_collect.storage.writer._SMALL_BYTES", 0):
-        write(path, data)
-    return frames_of(*data)
+        write(path, Stream(seed).batches(3))
 
 
 @pytest.fixture
@@ -108,7 +106,7 @@ def test_a_copy_reads_like_the_original(
 
 
 @URLS
-def test_only_new_files_are_copied_and_fetched_once(
+def test_files_are_fetched_once_and_again_if_they_are_cut(
     location: Location, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, options = location
@@ -127,16 +125,9 @@ def test_only_new_files_are_copied_and_fetched_once(
         datasets = [*pool.map(opened, [location] * 3)]
     assert [len(dataset) for dataset in datasets] == [72] * 3
     assert sorted(transferred) == sorted([*before] * 2)
-    assert copy(local, url, **options) == 0
-    assert len(opened(location)) == 72
-    write_files(local, 2, batches=1)
-    (new,) = {path.name for path in local.glob("*.parquet")} - before
-    assert copy(local, url, **options) == 1
-    assert read(opened(location)) == read(local)
-    assert transferred[12:] == [new, new]
     # As a store without atomic writes may leave it when a copy is interrupted.
     place, root = fsspec.url_to_fs(url, **options)
-    place.pipe_file(f"{root}/{new}", b"PAR1")
+    place.pipe_file(f"{root}/{max(before)}", b"PAR1")
     assert copy(local, url, **options) == 1
     assert read(opened(location)) == read(local)
 
