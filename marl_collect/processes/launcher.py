@@ -161,6 +161,12 @@ def _start_interpreter(
     It starts with SIGINT blocked, because Ctrl-C during its startup would print a
     traceback. ``survival.reset_signals`` then ignores SIGINT and lifts the block.
     """
+    if not sys.executable:
+        raise RuntimeError(
+            "Workers are processes of Python, but the path of Python is unknown: "
+            f"sys.executable is {sys.executable!r}, as in a program that embeds "
+            "Python. Set sys.executable to the path of this Python first."
+        )
     # As arguments of their own: one argument is limited to 128 KiB.
     path = pickling.search_path()
     warnings = [f"-W{option}" for option in sys.warnoptions]

@@ -20,6 +20,8 @@ import pytest
 from support.processes import SOON
 from support.scripts import Program, start_python
 
+from marl_collect.processes.launcher import launch
+
 HEAD = """
 import ctypes, os, signal, sys, threading, time
 from marl_collect.errors import WorkerError
@@ -453,3 +455,12 @@ print(pool.receive())
     output, errors = process.communicate(timeout=SOON)
     assert errors == ""
     assert output == "(0, 'of the fork')\n7\n(0, 'of the trainer')\n"
+
+
+@pytest.mark.parametrize("path", [None, ""])
+def test_a_program_that_embeds_python_is_told_to_name_it(
+    monkeypatch: pytest.MonkeyPatch, path: Any
+) -> None:
+    monkeypatch.setattr(sys, "executable", path)
+    with pytest.raises(RuntimeError, match=r"Set sys\.executable to the path"):
+        launch("spawn", (), time.monotonic())
