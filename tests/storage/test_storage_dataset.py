@@ -19,6 +19,7 @@ from storage_streams import (
     failing,
     frames_of,
     read,
+    write,
 )
 from support.scripts import run_python
 
@@ -169,6 +170,16 @@ def test_a_cache_that_cannot_be_built_says_why(
     assert (advice in str(error.value)) == (number == errno.ENOSPC)
     other = open_dataset(path, cache=tmp_path / "cache").transitions[:]
     assert (open_dataset(path).transitions[:] == other).all()
+
+
+def test_a_deleted_run_is_no_part_of_the_joined_file_behind_it(tmp_path: Path) -> None:
+    batches = Stream().batches(3)
+    deleted = write(tmp_path, batches[:1])
+    write(tmp_path, batches[1:])
+    assert read(tmp_path) == frames_of(*batches)
+    for path in tmp_path.glob(f"{deleted}.*"):
+        path.unlink()
+    assert read(tmp_path) == frames_of(*batches[1:])
 
 
 def test_a_reader_that_waited_keeps_the_newer_cache(
