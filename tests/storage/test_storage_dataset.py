@@ -39,7 +39,10 @@ def path(dataset: Dataset, tmp_path: Path) -> Path:
     return shutil.copytree(dataset.name, tmp_path / "d", ignore=ignored)
 
 
-def test_the_card_shows_what_the_dataset_holds(path: Path) -> None:
+def test_the_card_shows_what_the_dataset_holds(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marl_collect.storage.frames._PART", 250)  # Four parts.
     add_run(path, 2)
     dataset = open_dataset(path)
     card = dataset.card()
