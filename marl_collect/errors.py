@@ -72,6 +72,11 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count and its noun, which has an s unless the count is 1."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def unpicklable(value: object, dumps: Callable[[Any], object] | None = None) -> str:
     """Name the part of a value that cannot be pickled, and the function that uses it.
 

@@ -51,11 +51,6 @@ err = SafeConsole(stderr=True)
 """Standard error: progress and errors."""
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a count and its noun, which has an s unless the count is 1."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
 @contextmanager
 def user_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Print errors of these kinds without a traceback and exit: messages suffice."""

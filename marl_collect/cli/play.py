@@ -4,10 +4,11 @@ from rich.table import Table
 from rich.text import Text
 
 from marl_collect.cli import arguments
-from marl_collect.cli.consoles import counted, err, out, user_errors
+from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.runs import playing
 from marl_collect.cli.tasks import find_curriculum
+from marl_collect.errors import counted
 
 
 def play(  # noqa: PLR0913 - one argument per option

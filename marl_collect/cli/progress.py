@@ -13,7 +13,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from marl_collect.cli.consoles import counted
+from marl_collect.errors import counted
 
 if TYPE_CHECKING:
     from marl_collect.storage import EndedEpisode

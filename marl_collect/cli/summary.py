@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
 
-from marl_collect.cli.consoles import counted
 from marl_collect.core.description import EnvDescription, Key
+from marl_collect.errors import counted
 from marl_collect.storage.card import (
     GROUP_COLUMNS,
     SUMMARY,

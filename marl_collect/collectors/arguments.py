@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from marl_collect.errors import counted
+
 
 def chosen_workers(reset_idx: Sequence[bool] | None, workers: int) -> list[int] | None:
     """Return the indices of the workers that ``reset_idx`` selects, None for all.
@@ -133,11 +135,6 @@ def plain(value: Any, within: tuple[int, ...] = ()) -> Any:
         f"strings, None, lists, tuples or dicts, but one is a {type(value).__name__}: "
         f"{value!r:.100}."
     )
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun in the singular or plural."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def sized_workers(sizes: Sequence[int]) -> str:

@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from marl_collect.collectors.arguments import counted
 from marl_collect.collectors.delivery import Source
 from marl_collect.collectors.publish import Publisher
 from marl_collect.collectors.statistics import Statistics
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.replay import ACTIONS_DISCARDED, REPLAY_DIVERGED
-from marl_collect.errors import warn
+from marl_collect.errors import counted, warn
 from marl_collect.parallel_env.joint import check_name
 from marl_collect.rollout.env_calls import calls_of
 from marl_collect.rollout.episodes import Episode, left_behind

@@ -13,7 +13,6 @@ from typing_extensions import override
 from marl_collect.buffers.compact_observations import gather
 from marl_collect.buffers.layout import Layout
 from marl_collect.buffers.slots import Slots
-from marl_collect.collectors.arguments import counted
 from marl_collect.collectors.checkpoint import note_resumed
 from marl_collect.collectors.collector import CollectorBase
 from marl_collect.collectors.delivery import FilledSlot
@@ -42,6 +41,7 @@ from marl_collect.core.seeding import (
 from marl_collect.devices.choose import make_resident_runner, with_device
 from marl_collect.devices.memory import DeviceSlots
 from marl_collect.devices.rollout import DeviceRollout
+from marl_collect.errors import counted
 from marl_collect.options import method, refuse, values
 from marl_collect.policies.choose import make_runner
 from marl_collect.processes import cleanup

@@ -13,6 +13,7 @@ from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
 
 from marl_collect.core.description import EnvDescription, GroupDescription, Key, leaves
+from marl_collect.errors import counted
 from marl_collect.interop.torchrl_specs import REWARD_SUM, Space, space_of
 
 SINGLE = "agents"
@@ -178,7 +179,7 @@ def _key_of(
     if shape.numel() not in (1, n):
         raise TypeError(
             f"{choices[0]!r} of group {name!r} has the shape {list(shape)}, but the "
-            f"group has {n} agent{'s' * (n > 1)}, as many as actions: expected one "
+            f"group has {counted(n, 'agent')}, as many as actions: expected one "
             "value per agent, or one for all. Give every agent an action at "
             "('group', 'action'), or reduce the values with a transform."
         )
