@@ -55,9 +55,9 @@ def make_policy(what: Any, **options: Any) -> "Policy":
     ``recurrent`` adds a recurrent network. The action space determines the head:
     categorical for Discrete (masked if the environment has action masks; one-hot if its
     actions are), one categorical per entry for MultiDiscrete and MultiBinary,
-    TanhNormal for a Box with finite bounds, and Normal for other Boxes. With
-    ``epsilon``, the networks write the values of Discrete actions, and the policy is
-    epsilon-greedy.
+    TanhNormal for a Box whose spans are finite in float32, and Normal for other Boxes.
+    With ``epsilon``, the networks write the values of Discrete actions, and the policy
+    is epsilon-greedy.
 
     Args:
         what: an environment, an environment factory (called once in its own process),
@@ -219,7 +219,11 @@ def make_head(
             "make_policy(head=...) a function that builds a head for it."
         )
     if isinstance(space, spaces.Box) and len(space.shape) == 1:
-        if np.isfinite(space.low).all() and np.isfinite(space.high).all():
+        # Some environments write "no bounds" as the largest float32. A span that is
+        # no float32 cannot scale tanh, so it is treated as what it means.
+        with np.errstate(over="ignore", invalid="ignore"):
+            span = np.subtract(space.high, space.low, dtype=np.float32)
+        if np.isfinite(span).all():
             return TanhNormalHead(space.low.tolist(), space.high.tolist(), options)
         return NormalHead(space.shape[0], options)
     raise TypeError(

@@ -54,6 +54,9 @@ GROUPS = {
         spaces.Tuple([spaces.MultiBinary(3), VECTOR]),
         spaces.Box(-np.inf, np.inf, (2,)),
     ),
+    "widest": GroupDescription(
+        ("a", "b"), VECTOR, spaces.Box(-np.finfo(np.float32).max, 3.4e38, (2,))
+    ),
 }
 
 
