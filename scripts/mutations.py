@@ -24,8 +24,13 @@ SECONDS, HUNG = 1800, "no end within 1800 s"  # The tests of a room take minutes
 
 def main(words: list[str]) -> int:
     """Judge the faults whose file contains one of the words; all without words."""
-    mutations = tomllib.loads((ROOT / "tests/mutations.toml").read_text())["mutation"]
-    mutations = [m for m in mutations if any(w in m["file"] for w in words or [""])]
+    faults = tomllib.loads((ROOT / "tests/mutations.toml").read_text())
+    mutations = [
+        fault_of(file, before, after)
+        for file, changes in faults.items()
+        for before, after in changes.items()
+        if any(word in file for word in words or [""])
+    ]
     tests: list[str | None] = []
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
@@ -33,10 +38,10 @@ def main(words: list[str]) -> int:
         try:
             [mutated(tree, m) for m in mutations]  # Stale faults are errors at once.
             print("| file | before | after | detected by |\n|---|---|---|---|")
-            for mutation in mutations:
-                tests.append(judge(tree, mutation))
-                code = (f"`{mutation[key].strip()}`" for key in ("before", "after"))
-                cells = [mutation["file"], *code, tests[-1] or "**not detected**"]
+            for fault in mutations:
+                tests.append(judge(tree, fault))
+                code = (f"`{fault[key].strip()}`" for key in ("before", "after"))
+                cells = [fault["file"], *code, tests[-1] or "**not detected**"]
                 row = " | ".join(cell.replace("|", r"\|") for cell in cells)
                 print(f"| {row} |", flush=True)
             detected = [test for test in tests if test]
@@ -46,6 +51,12 @@ def main(words: list[str]) -> int:
         finally:
             git("worktree", "remove", "--force", str(tree))
     return int(None in tests)
+
+
+def fault_of(file: str, before: str, after: str | list[str]) -> dict[str, Any]:
+    """Return a fault of a file, with the tests that judge it; none if its room does."""
+    after, *tests = [after] if isinstance(after, str) else after
+    return {"file": file, "before": before, "after": after, "tests": tests}
 
 
 def mutated(tree: Path, mutation: dict[str, Any]) -> str:
@@ -60,7 +71,7 @@ def mutated(tree: Path, mutation: dict[str, Any]) -> str:
 def judge(tree: Path, mutation: dict[str, Any]) -> str | None:
     """Return the first test that fails with the fault, or None."""
     (tree / mutation["file"]).write_text(mutated(tree, mutation))
-    code, output = run(tree, mutation.get("tests") or tests_of(mutation["file"]))
+    code, output = run(tree, mutation["tests"] or tests_of(mutation["file"]))
     git("-C", str(tree), "checkout", "--quiet", ".")
     if code in (None, 0):
         return None if code == 0 else HUNG

@@ -138,11 +138,7 @@ def test_links_between_documents_lead_somewhere() -> None:
         ("page.html", ":meth:<code>next</code>", "page.html shows a role of Sphinx"),
         ("page.html", "a" * 600_000, "page.html has 600000 characters"),
         ("api/collecting.html", "", "lacks the options of collectors"),
-        (
-            "api/collecting.html",
-            "parsed: CollectorOptions frames_per_batch",
-            "parsed",
-        ),
+        ("api/collecting.html", "parsed: CollectorOptions frames_per_batch", "parsed"),
     ],
 )
 def test_the_build_of_the_site_fails_for_a_problem_in_it(

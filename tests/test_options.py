@@ -129,11 +129,7 @@ def test_signature_is_the_user_s() -> None:
     ("keywords", "error", "words"),
     [
         ({}, TypeError, r"count must be given: how many\."),
-        (
-            {"coutn": 1},
-            TypeError,
-            "Thing has no argument 'coutn'. Did you mean count",
-        ),
+        ({"coutn": 1}, TypeError, "Thing has no argument 'coutn'. Did you mean count"),
         ({"count": 1, "old": 3}, TypeError, "Thing takes no old: use count"),
         ({"count": True}, TypeError, "an integer .* or a sequence of integers"),
         ({"count": 2.0}, TypeError, "count must be an integer of at least 1"),
@@ -144,11 +140,7 @@ def test_signature_is_the_user_s() -> None:
         ({"count": 1, "seconds": "a"}, TypeError, "a positive number of seconds"),
         ({"count": 1, "seconds": float("inf")}, TypeError, "a positive number"),
         ({"count": 1, "seconds": float("nan")}, TypeError, "a positive number"),
-        (
-            {"count": 1, "seconds": 0},
-            ValueError,
-            "positive number of seconds or None",
-        ),
+        ({"count": 1, "seconds": 0}, ValueError, "positive number of seconds or None"),
         ({"count": 1, "seconds": 101}, ValueError, "seconds of at most 100 or None"),
         ({"count": 1, "limit": -2}, ValueError, "limit must be"),
         ({"count": 1, "switch": "yes"}, TypeError, "switch must be True or False"),

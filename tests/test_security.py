@@ -30,10 +30,10 @@ TESTS: Final = {
         TASKS + "test_the_typed_settings_of_this_exploit_run_it",
     ],
     "A number in a file can still make an environment slow, or fill the memory.": [
-        TASKS + "test_plain_settings_of_a_run_are_used",
+        TASKS + "test_plain_settings_of_a_run_are_used"
     ],
     "`module:name` that you type on the command line imports that module.": [
-        TASKS + "test_what_the_error_advises_plays_the_run",
+        TASKS + "test_what_the_error_advises_plays_the_run"
     ],
     "Files of weights, and the checkpoints of runs (`marl-collect compare --resume`), "
     "are loaded with `torch.load(weights_only=True)`, which runs no code.": [
@@ -45,7 +45,7 @@ TESTS: Final = {
         CHECKPOINT + "test_parts_that_differ_from_those_of_the_checkpoint_are_an_error",
     ],
     "Datasets are Parquet files.": [
-        "storage/test_storage_writer.py::test_reading_unpickles_nothing_and_follows_links",
+        "storage/test_storage_writer.py::test_reading_unpickles_nothing_and_follows_links"
     ],
     "Opening one runs no code.": [
         "storage/test_storage_writer.py::test_reading_unpickles_nothing_and_follows_links",
@@ -53,50 +53,46 @@ TESTS: Final = {
     ],
     "A link in its folder is followed, and the file is read as a part of the "
     "dataset.": [
-        "storage/test_storage_writer.py::test_reading_unpickles_nothing_and_follows_links",
+        "storage/test_storage_writer.py::test_reading_unpickles_nothing_and_follows_links"
     ],
     "A link or a pipe in the folder of a run is not read.": [
-        "training/test_run_folder.py::test_no_link_or_pipe_of_a_run_is_read",
+        "training/test_run_folder.py::test_no_link_or_pipe_of_a_run_is_read"
     ],
     "`marl-collect view` listens on 127.0.0.1 only.": [
-        VIEW + "test_the_server_listens_on_this_machine_only",
+        VIEW + "test_the_server_listens_on_this_machine_only"
     ],
     "It answers only requests with the token of the printed address.": [
         VIEW + "test_the_server_answers_nobody_without_its_token",
         VIEW + "test_the_command_prints_the_address_with_the_token",
     ],
     "A browser gets the address from a file that only you can read.": [
-        VIEW + "test_the_browser_gets_the_token_from_a_file_of_the_user_alone",
+        VIEW + "test_the_browser_gets_the_token_from_a_file_of_the_user_alone"
     ],
     "Commands print control characters in the text of files escaped.": [
-        "cli/test_cli_consoles.py::test_whatever_is_printed_is_escaped",
+        "cli/test_cli_consoles.py::test_whatever_is_printed_is_escaped"
     ],
     "Worker processes exchange pickles with their trainer over local sockets.": [
-        "processes/test_sockets.py::test_no_socket_of_a_pool_has_a_name",
+        "processes/test_sockets.py::test_no_socket_of_a_pool_has_a_name"
     ],
     "They have no names, so no other process can open them.": [
-        "processes/test_sockets.py::test_no_socket_of_a_pool_has_a_name",
+        "processes/test_sockets.py::test_no_socket_of_a_pool_has_a_name"
     ],
     "`RayCollector` uses Ray's own connections, which listen on all interfaces of each "
-    "node.": [
-        RAY + "test_a_local_ray_answers_nobody_without_its_token",
-    ],
+    "node.": [RAY + "test_a_local_ray_answers_nobody_without_its_token"],
     "A local Ray that the collector starts answers only those who have its token, from "
-    "Ray 2.60 on.": [
-        RAY + "test_a_local_ray_answers_nobody_without_its_token",
-    ],
+    "Ray 2.60 on.": [RAY + "test_a_local_ray_answers_nobody_without_its_token"],
     "With an earlier Ray there is a warning.": [
-        RAY + "test_a_ray_without_tokens_is_warned_of",
+        RAY + "test_a_ray_without_tokens_is_warned_of"
     ],
     "The token is in `~/.ray`, which the collector closes to other users.": [
-        RAY + "test_a_local_ray_answers_nobody_without_its_token",
+        RAY + "test_a_local_ray_answers_nobody_without_its_token"
     ],
     "`marl_collect.interop.benchmarl.Experiment.reload_from_file` unpickles "
     "`config.pkl`, which BenchMARL writes beside its checkpoints; BenchMARL loads "
     "the checkpoint itself.": ["interop/test_benchmarl.py::test_a_checkpoint_resumes"],
     "The lock of a run folder can be opened by its owner only, so other "
     "users of the machine cannot block a writer.": [
-        "files/test_locks.py::test_nobody_else_can_open_a_lock",
+        "files/test_locks.py::test_nobody_else_can_open_a_lock"
     ],
 }
 ADVICE: Final = {

@@ -16,12 +16,7 @@ from hypothesis import given, settings
 from tensordict import TensorDict, lazy_stack, pad
 from workloads.counting import CountingEnv
 
-from marl_collect import (
-    Collector,
-    MultiSyncCollector,
-    restore_next,
-    split_trajectories,
-)
+from marl_collect import Collector, MultiSyncCollector, restore_next, split_trajectories
 from marl_collect.buffers.layout import FRAME_IDS
 from marl_collect.core.tensordicts import flatten
 

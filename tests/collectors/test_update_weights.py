@@ -11,11 +11,7 @@ from tests_policies import level_policy
 from torch import nn
 from workloads.counting import CountingEnv
 
-from marl_collect.collectors import (
-    Collector,
-    MultiAsyncCollector,
-    MultiSyncCollector,
-)
+from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.weights.shared import SharedMemoryWeights
 
 

@@ -10,13 +10,7 @@ from gymnasium import spaces
 from support.worlds import OWN_SEED, CountingWorlds
 from workloads.counting import CountingEnv
 
-from marl_collect import (
-    BatchedEnv,
-    Collector,
-    EnvDescription,
-    GroupDescription,
-    Step,
-)
+from marl_collect import BatchedEnv, Collector, EnvDescription, GroupDescription, Step
 from marl_collect.core import batched
 from marl_collect.core.action_check import suspicion
 

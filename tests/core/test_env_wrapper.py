@@ -19,12 +19,7 @@ from support.zoo import (
 )
 from workloads.counting import CountingEnv
 
-from marl_collect import (
-    Collector,
-    EnvWrapper,
-    SerialEnv,
-    check_env,
-)
+from marl_collect import Collector, EnvWrapper, SerialEnv, check_env
 from marl_collect.core.description import allocate
 from marl_collect.envs import PettingZooWrapper
 

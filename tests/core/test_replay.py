@@ -14,11 +14,7 @@ from marl_collect.core.batch import SerialBatch
 from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.flags import Flags
-from marl_collect.core.replay import (
-    MOST_BYTES,
-    EpisodeActions,
-    replay,
-)
+from marl_collect.core.replay import MOST_BYTES, EpisodeActions, replay
 from marl_collect.parallel_env import SerialEnv
 
 # Pickled by value: importing this file in a worker would import torch.

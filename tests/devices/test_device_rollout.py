@@ -17,13 +17,7 @@ from support.torch_worlds import (
 )
 from torch import nn
 
-from marl_collect import (
-    Collector,
-    MultiSyncCollector,
-    evaluate,
-    open_dataset,
-    record,
-)
+from marl_collect import Collector, MultiSyncCollector, evaluate, open_dataset, record
 from marl_collect.collectors.options import ExplorationType
 from marl_collect.core.tensordicts import flatten
 

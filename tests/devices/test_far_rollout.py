@@ -75,11 +75,7 @@ def batches_of(collector: Any, policy: nn.Module) -> list[Any]:
 @pytest.mark.parametrize("spec", [SIMPLE, RICH], ids=["simple", "rich"])
 @pytest.mark.parametrize("recurrent", [None, "gru", "lstm"])
 def test_a_policy_acts_on_the_device(
-    monkeypatch: pytest.MonkeyPatch,
-    spec: Spec,
-    recurrent: Any,
-    *,
-    lives_there: bool,
+    monkeypatch: pytest.MonkeyPatch, spec: Spec, recurrent: Any, *, lives_there: bool
 ) -> None:
     """Weights that the trainer has there, or on the host, are updated alike."""
     torch.manual_seed(1)

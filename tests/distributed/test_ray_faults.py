@@ -106,11 +106,7 @@ def test_a_lost_node_is_replaced_until_no_restart_is_left(
     # Its second batch lasts until its node is lost.
     hangs = DiesOnce(tmp_path / "built", 27, "hang")
     collector = RayCollector(
-        [masked, hangs],
-        biased(),
-        remote_configs=[home, away],
-        max_restarts=1,
-        **TWO,
+        [masked, hangs], biased(), remote_configs=[home, away], max_restarts=1, **TWO
     )
     first = collector.next().clone()
     train(collector)

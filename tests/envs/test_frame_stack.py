@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.zoo import (
-    Script,
-    ScriptedEnv,
-)
+from support.zoo import Script, ScriptedEnv
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, check_env
@@ -22,9 +19,7 @@ def counting(**options: Any) -> CountingEnv:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"mask": False}, {"deaths": False}, {"image": (5, 4, 3)}],
-    ids=str,
+    "options", [{}, {"mask": False}, {"deaths": False}, {"image": (5, 4, 3)}], ids=str
 )
 def test_stacked_environments_fulfil_the_contract(options: dict[str, Any]) -> None:
     check_env(lambda: FrameStack(counting(**options), 3))

@@ -177,11 +177,7 @@ def test_workers_that_are_replaced_play_the_episodes_of_the_given_seeds() -> Non
         ({"seeds": [1, 2, -3]}, ValueError, "below 2..63, but found -3"),
         ({"seeds": [1, 2, 0.5]}, ValueError, "below 2..63, but found 0.5"),
         ({"seeds": -1}, ValueError, "below 2..63, but found -1"),
-        (
-            {"seeds": [1, 2, 2**63]},
-            ValueError,
-            "below 2..63, but found 92233",
-        ),
+        ({"seeds": [1, 2, 2**63]}, ValueError, "below 2..63, but found 92233"),
         ({"seed": 1}, TypeError, "takes seeds"),
         (
             {"seeds": [1, 2, 3], "on_worker_failure": "restart"},
@@ -302,10 +298,7 @@ def test_numbers_of_episodes_are_checked(
     numbers: Any, error: type[Exception], message: str
 ) -> None:
     episodes, first = numbers
-    with (
-        Evaluator(None, CountingEnv) as evaluator,
-        pytest.raises(error, match=message),
-    ):
+    with Evaluator(None, CountingEnv) as evaluator, pytest.raises(error, match=message):
         evaluator.evaluate(episodes, first=first)
 
 

@@ -3,11 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marl_collect.evaluation.intervals import (
-    bootstrap,
-    interquartile_mean,
-    rank_sum_p,
-)
+from marl_collect.evaluation.intervals import bootstrap, interquartile_mean, rank_sum_p
 
 
 def test_eight_scores_are_averaged_over_the_middle_four() -> None:

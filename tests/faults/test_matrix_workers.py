@@ -17,10 +17,7 @@ from support.clocks import (
     wait_for_ends,
 )
 from support.processes import SOON, gone
-from workloads.counting import (
-    CountingEnv,
-    flood,
-)
+from workloads.counting import CountingEnv, flood
 
 from marl_collect.errors import WorkerError
 from marl_collect.parallel_env import ParallelEnv

@@ -299,10 +299,7 @@ def test_worlds_give_the_data_of_torchrls_own_rollout(
         return TransformedEnv(env, RewardSum(in_keys=sums, reset_keys=resets))
 
     with Collector(
-        lambda: TorchRLWrapper(make()),
-        None,
-        frames_per_batch=worlds * steps,
-        seed=seed,
+        lambda: TorchRLWrapper(make()), None, frames_per_batch=worlds * steps, seed=seed
     ) as collector:
         batch = collector.next()
     stock = make()

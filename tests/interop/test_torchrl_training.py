@@ -41,9 +41,7 @@ def test_qmix_trains_from_a_replay_buffer() -> None:
     policy = TensorDictSequential(network, values)
     mixer_net = QMixer(state_shape=(2,), mixing_embed_dim=8, n_agents=2)
     mixer = TensorDictModule(
-        mixer_net,
-        [("hunter", "chosen_action_value"), "state"],
-        ["chosen_action_value"],
+        mixer_net, [("hunter", "chosen_action_value"), "state"], ["chosen_action_value"]
     )
     loss = QMixerLoss(policy, mixer, delay_value=True, action_space="categorical")
     loss.set_keys(

@@ -154,9 +154,7 @@ def test_options_that_contradict_attention_are_refused(
             make(description, **options)
 
 
-def test_a_critic_takes_no_function_as_its_network(
-    description: EnvDescription,
-) -> None:
+def test_a_critic_takes_no_function_as_its_network(description: EnvDescription) -> None:
     with pytest.raises(ValueError, match="must be None or 'attention'"):
         make_critic(description, network=nn.Linear)
 

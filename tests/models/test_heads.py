@@ -114,8 +114,7 @@ def test_given_noise_determines_the_action(name: str) -> None:
         # Vectorised functions may differ in the last bit for different numbers of rows.
         torch.testing.assert_close(torch.cat([row[key] for row in rows]), direct[key])
     assert torch.equal(
-        head(td.clone())["walker", "action"],
-        head.get_dist(td).deterministic_sample,
+        head(td.clone())["walker", "action"], head.get_dist(td).deterministic_sample
     )
 
 

@@ -9,11 +9,7 @@ from gymnasium import spaces
 from model_tools import observe
 
 from marl_collect.core.description import EnvDescription, GroupDescription
-from marl_collect.models import (
-    CrossGroupCritic,
-    make_critic,
-    set_recurrent_mode,
-)
+from marl_collect.models import CrossGroupCritic, make_critic, set_recurrent_mode
 
 VECTOR = GroupDescription(
     ("a", "b"), spaces.Box(-1, 1, (5,), np.float32), spaces.Discrete(3)

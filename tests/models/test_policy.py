@@ -254,12 +254,7 @@ def test_check_finite_finds_numbers_that_are_not_finite() -> None:
 
 def test_a_network_factory_may_be_a_function_or_multi_agent_mlp() -> None:
     def network(
-        n_inputs: int,
-        n_outputs: int,
-        n_agents: int,
-        *,
-        device: str,
-        **options: Any,
+        n_inputs: int, n_outputs: int, n_agents: int, *, device: str, **options: Any
     ) -> Any:
         return torch.nn.Linear(n_inputs, n_outputs, device=device)
 

@@ -29,9 +29,7 @@ FLIPS = 600
 
 def description() -> EnvDescription:
     group = GroupDescription(
-        ("a", "b"),
-        spaces.Box(-1, 1, (5,), np.float32),
-        spaces.Discrete(3),
+        ("a", "b"), spaces.Box(-1, 1, (5,), np.float32), spaces.Discrete(3)
     )
     return EnvDescription("nowhere", {"g": group})
 

@@ -72,9 +72,7 @@ def test_without_control_groups_there_is_no_limit(
     assert cgroups.free_memory() is None
 
 
-def test_a_segment_needs_what_the_group_leaves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_segment_needs_what_the_group_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroups, "free_memory", lambda: 1 << 20)
     for new in (Segment.create, Segment.ordinary):
         new(1 << 19, "The moon").close()

@@ -217,9 +217,7 @@ def room(monkeypatch: pytest.MonkeyPatch, **free: int) -> None:
 
 @pytest.mark.usefixtures("refusal")
 def test_without_room_in_dev_shm_the_temporary_folder_is_used_and_this_is_said_once(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     folder = tmp_path / "temporary"
     folder.mkdir()

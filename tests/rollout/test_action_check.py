@@ -10,12 +10,7 @@ from gymnasium import spaces
 from tensordict import TensorDictBase
 from workloads.counting import CountingEnv
 
-from marl_collect import (
-    Collector,
-    MultiAsyncCollector,
-    MultiSyncCollector,
-    ParallelEnv,
-)
+from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector, ParallelEnv
 from marl_collect.core.action_check import action_check
 from marl_collect.core.description import EnvDescription, GroupDescription, allocate
 from marl_collect.errors import PolicyError, WorkerError

@@ -4,14 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from conformance_tools import (
-    ACTION,
-    LENGTH,
-    OBSERVATION,
-    Implementation,
-    forked,
-    times,
-)
+from conformance_tools import ACTION, LENGTH, OBSERVATION, Implementation, forked, times
 
 pytestmark = pytest.mark.processes
 

@@ -182,12 +182,7 @@ def qmixer(implementation: Any) -> Any:
 
 
 @both(
-    "inputs",
-    [
-        ((AGENTS, 1), (8, 3)),
-        ((AGENTS + 1, 1), (8, 2)),
-        ((AGENTS, 2), (8, 2)),
-    ],
+    "inputs", [((AGENTS, 1), (8, 3)), ((AGENTS + 1, 1), (8, 2)), ((AGENTS, 2), (8, 2))]
 )
 def test_wrong_shapes_of_mixers_are_value_errors(
     implementation: Any, inputs: Any

@@ -101,9 +101,7 @@ def test_tensors_copied_by_torch_and_by_bytes_can_be_mixed(
         view.add_(1.0)
 
 
-def test_another_view_of_the_same_memory_is_noticed(
-    opened: list[WeightVector],
-) -> None:
+def test_another_view_of_the_same_memory_is_noticed(opened: list[WeightVector]) -> None:
     weight = nn.Parameter(torch.arange(4.0).reshape(2, 2))
     copies = Copies(opened, weight)
     copies.write(weight)
