@@ -61,6 +61,8 @@ class AgentLists(ParallelEnv[str, Any, Any]):
         setter = task_setter(env)
         if setter is not None:
             self.set_task = setter
+        # A Tuple space has tuples of actions; highway_env, for one, refuses lists.
+        self._kind = list if isinstance(env.action_space, list) else tuple
         self._idle = {name: _idle(space) for name, space in self._acted.items()}
         inner = getattr(env, "unwrapped", env)
         spec = getattr(env, "spec", None)
@@ -95,7 +97,8 @@ class AgentLists(ParallelEnv[str, Any, Any]):
 
     def step(self, actions: Mapping[str, Any]) -> Any:
         """Step with the actions of the agents that are not done."""
-        chosen = [actions.get(name, idle) for name, idle in self._idle.items()]
+        idle = self._idle.items()
+        chosen = self._kind(actions.get(name, action) for name, action in idle)
         returned = self._parts("step", self._env.step(chosen), _VALUES)
         results = tuple(map(self._by_agent, _VALUES, returned))
         terminations, truncations = results[2], results[3]

@@ -167,7 +167,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a reward that is no number": (
         lambda: run(line("reward")),
         ValueError,
-        "The reward of agent agent_1 must be a number, but is array",
+        "The reward of agent agent_1 must be a number, but is array.*objective",
     ),
 }
 

@@ -218,5 +218,6 @@ class Rewards:
                 except (TypeError, ValueError, OverflowError) as error:
                     raise ValueError(
                         f"The reward of agent {agent} must be a number, but is "
-                        f"{reward!r}."
+                        f"{reward!r}. If each objective has a reward of its own, sum "
+                        "them in a wrapper of the raw environment."
                     ) from error

@@ -47,8 +47,8 @@ def test_agents_that_are_done_leave_and_get_the_first_action(*, cut: bool) -> No
 class Strict:
     """Accepts legal actions only; agent 0 ends before agent 1. It has no ``close``."""
 
-    def __init__(self, space: Any) -> None:
-        self.action_space = [space] * 2
+    def __init__(self, space: Any, kind: Any) -> None:
+        self.action_space = kind([space] * 2)
         self.observation_space = [spaces.Box(-1, 1, (1,), np.float32)] * 2
 
     def reset(self, seed: int | None = None) -> Any:
@@ -57,7 +57,10 @@ class Strict:
         return [np.zeros(1, np.float32)] * 2, {}
 
     def step(self, actions: Any) -> Any:
-        for action, space in zip(actions, self.action_space, strict=True):
+        whole = spaces.Tuple(self.action_space)
+        if not isinstance(self.action_space, list):
+            assert type(actions) is type(whole.sample())
+        for action, space in zip(actions, whole, strict=True):
             assert space.contains(action), action
         self.steps += 1
         ends = [self.steps >= 2, self.steps >= 4]
@@ -76,8 +79,9 @@ class Strict:
     ],
     ids=str,
 )
-def test_agents_that_are_done_get_a_legal_action(space: Any) -> None:
-    with PettingZooWrapper(AgentLists(Strict(space)), done_on_any=False) as env:
+@pytest.mark.parametrize("kind", [list, tuple, spaces.Tuple])
+def test_agents_that_are_done_get_a_legal_action(space: Any, kind: Any) -> None:
+    with PettingZooWrapper(AgentLists(Strict(space, kind)), done_on_any=False) as env:
         assert len(env.rollout(9)) == 4
 
 
