@@ -176,7 +176,6 @@ def test_fast_runs_what_starts_no_process_and_processes_the_rest(
     assert "9 failed, 3 passed, 11 deselected, 3 errors" in output, output
     assert "test_forks starts a process: mark it @pytest.mark" in output
     assert not (tmp_path / "fast" / "started").exists()
-
     options = ("--processes", "--collect-only", "-q")
     _, output = run_alone(tmp_path / "slow", files, *options, CI="true")
     names = set(re.findall(r"test_marked\.py::test_(\w+)", output))

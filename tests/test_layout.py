@@ -184,7 +184,6 @@ def test_every_room_has_a_layer_and_few_modules_are_loose() -> None:
 def test_every_package_is_listed_in_pyproject() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         listed = tomllib.load(file)["tool"]["setuptools"]["packages"]
-
     inits = [ROOT / "marl_collect", *LINKS.values()]
     packages = {
         dotted(init) for folder in inits for init in folder.rglob("__init__.py")
@@ -285,7 +284,6 @@ def test_a_wheel_holds_the_three_folders_and_nothing_else(
     else:  # What pip calls, without its preparations.
         build = [sys.executable, "-W", "ignore", "-c", BUILD, str(tmp_path)]
         subprocess.run(build, cwd=checkout, stdout=subprocess.DEVNULL, check=True)
-
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -301,7 +299,6 @@ def test_a_wheel_holds_the_three_folders_and_nothing_else(
     assert {name for name in names if name.endswith(".py")} == expected
     assert {"marl_collect/py.typed", "marl_collect/cli/viewer/page.html"} <= names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
-
     installed = str(tmp_path / "installed")
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import marl_collect.envs, "

@@ -97,7 +97,6 @@ def test_an_archive_that_can_be_fetched_reaches_the_build(
 ) -> None:
     source = write_archive(tmp_path / "source.tar.gz", "assets/saved_models/bot")
     monkeypatch.setattr(script, "URL", source.as_uri())
-
     assert script._provide(tmp_path / script.ARCHIVE, options())
     assert members(tmp_path / script.ARCHIVE) == ["assets/saved_models/bot"]
 
@@ -115,7 +114,6 @@ def test_without_a_usable_archive_the_build_gets_an_empty_folder(
     elif source == "without assets":
         write_archive(path, "other/file")
     monkeypatch.setattr(script, "URL", path.as_uri())
-
     assert not script._provide(tmp_path / script.ARCHIVE, options())
     assert members(tmp_path / script.ARCHIVE) == ["assets"]
     assert "cannot be had" in capsys.readouterr().err
@@ -126,7 +124,6 @@ def test_an_archive_fetched_beforehand_needs_no_network(
 ) -> None:
     monkeypatch.setattr(script, "URL", "file:///nowhere")
     source = write_archive(tmp_path / "mine.tar.gz", "assets/x")
-
     assert script._provide(tmp_path / script.ARCHIVE, options(assets=source))
     assert members(tmp_path / script.ARCHIVE) == ["assets/x"]
 

@@ -96,7 +96,6 @@ def test_a_system_that_hangs_or_ends_is_dropped_and_others_continue(
     }
     messages: list[str] = []
     entries = contest(systems, 3, 0.1, messages.append)
-
     assert [w["rate"] for w in entries["fake_steady"]["windows"]] == [5.0] * 3
     assert entries["fake_steady"]["error"] == ""
     assert len(entries["fake_hanging"]["windows"]) == 1
@@ -214,7 +213,6 @@ def test_a_storing_loop_keeps_the_data_of_a_collector() -> None:
     sizes = sum(2 * loop.row[key].nbytes for key in observed)
     sizes += sum(array.nbytes for array in remainders[0].values())
     assert sizes * 3 <= sum(map(len, stored_bytes)) <= sizes * 3 + 3 * 512  # Gaps.
-
     storing.read()
     storing.step(3)
     assert [memory.tobytes() for memory in storing.stored] != stored_bytes
@@ -306,7 +304,6 @@ def test_an_interrupted_run_is_resumed(
     assert experiments["b/bad"]["status"] == "failed"
     assert "broken" in experiments["b/bad"]["reason"]
     assert experiments["a/good"]["status"] == "ok"
-
     measured = []
 
     def note(self: Experiment, *_: Any) -> dict[str, Any]:
@@ -316,7 +313,6 @@ def test_an_interrupted_run_is_resumed(
     monkeypatch.setattr(Experiment, "run", note)
     suite.run(Settings(minutes=60), Results(path, resume=True))
     assert measured == ["b/bad"]
-
     suite.run(Settings(minutes=-1), Results(path, resume=False))
     assert {e["status"] for e in load(path)["experiments"].values()} == {"not run"}
 

@@ -83,7 +83,6 @@ def test_the_commands_print_targets_and_table(tmp_path: Path) -> None:
         limits = [line for line in beside if phrase in line]
         assert len(limits) == count
         assert all("1.00 (1.00 to 1.00)" in line for line in limits)
-
     document = tmp_path / "README.md"
     document.write_text("a\n<!-- benchmarks/report.py -->\nold\n<!-- end -->\nb\n")
     command = [BENCHMARKS / "report.py", path]

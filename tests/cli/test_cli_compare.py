@@ -82,7 +82,6 @@ def test_compare_writes_tables_a_picture_and_marl_eval_json(
     assert code == 0, text
     assert "vdn-local-shared, seed 0 (1/2)\n  0 frames: return " in text
     assert re.search(r"vdn-local-shared +2 +-?\d+\.\d+ +-?\d+\.\d+ +-?\d+\.\d+", text)
-
     page = (tmp_path / "report.md").read_text()
     assert "Return of random actions: team" in page
     assert "Return of random actions: team" in text
@@ -100,7 +99,6 @@ def test_compare_writes_tables_a_picture_and_marl_eval_json(
     assert step["step_count"] == 80
     assert len(step["team_return"]) == len(step["mean_agent_return"]) == 2
     assert step["mean_agent_return"][0] == pytest.approx(step["team_return"][0] / 2)
-
     assert reports.call_count == 2  # After the first run, and in the end.
     assert run(*arguments, "--out", str(tmp_path), "--resume")[0] == 0
     assert reports.call_count == 3  # No run had anything to train.
@@ -164,7 +162,6 @@ def test_ctrl_c_keeps_the_runs_and_resume_continues_them(tmp_path: Path) -> None
     assert "which appear in the curves only: 1 of 1. To continue" in " ".join(
         text.split()
     )
-
     config = json.loads((folder / "config.json").read_text())
     config["options"]["frames"] = 160  # As if --frames 160 had been given.
     (folder / "config.json").write_text(json.dumps(config))

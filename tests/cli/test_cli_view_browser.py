@@ -56,7 +56,6 @@ def plays_and_filters(browser: Browser, address: str) -> None:
     assert browser.texts(".row > span:nth-child(3)") == LENGTHS
     assert browser.texts("#about")[0].startswith("Episode 0: ")
     assert "The episodes cannot be drawn" in browser.texts("#pictures")[0]
-
     browser.click(".row:nth-of-type(2)")
     browser.wait_for("document.getElementById('at').textContent === 'frame 0 of 5'")
     assert browser.texts("#about")[0].startswith("Episode 1: ")
@@ -68,7 +67,6 @@ def plays_and_filters(browser: Browser, address: str) -> None:
     browser.wait_for("document.getElementById('play').textContent === 'Play'")
     captions = browser.texts(".charts figcaption")
     assert "cumulative return" in captions[1]
-
     browser.fill("#from", "-9.5")
     assert browser.texts(NUMBERS) == ["1", "2", "3"]
     browser.fill("#to", "7")

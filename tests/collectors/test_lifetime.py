@@ -57,9 +57,7 @@ def test_a_collector_ends_with_its_last_reference(
     collector.stats()
     pids = getattr(collector, "worker_pids", ())
     alive = weakref.ref(collector)
-
     del collector
-
     assert alive() is None
     assert not any(map(psutil.pid_exists, pids))
 
@@ -86,9 +84,7 @@ def test_batches_of_environments_end_with_their_last_reference(kind: Any) -> Non
     env.rollout(4)
     pids = env.engine().pids if kind is ParallelEnv else ()
     alive = weakref.ref(env)
-
     del env
-
     assert alive() is None
     assert not any(map(psutil.pid_exists, pids))
 

@@ -25,9 +25,7 @@ def test_a_batch_on_a_slot_is_moved_in_one_copy() -> None:
     with Collector([CountingEnv] * 2, frames_per_batch=20, seed=0) as collector:
         batch = collector.next()
         assert len(memories(batch)) == 1
-
         moved = moved_to(batch, torch.device("cpu"))
-
         assert len(memories(moved)) == 1
         assert memories(moved) != memories(batch)
         assert moved.names == batch.names

@@ -137,7 +137,6 @@ def test_a_lost_node_is_replaced_until_no_restart_is_left(
     actors_after = {actor["index"]: actor for actor in collector.actors}
     assert actors_after[0] == actors_before[0]
     assert actors_after[1]["node"] != actors_before[1]["node"]
-
     kill(actors_after[1]["pid"])
     with pytest.raises(WorkerError, match="No restart is left") as raised:
         collector.next()

@@ -169,14 +169,12 @@ def test_weights_are_stored_once_and_sent_only_where_they_are_new() -> None:
         assert isinstance(command, messages.SkeletonPolicy)
     assert len(store.put_bytes) == 1
     assert sent(weights.order(0)) is None
-
     weights.publish(([torch.tensor(5.0)], None))
     orders = [weights.order(index) for index in range(2)]
     assert len(store.put_bytes) == 2
     assert sent(orders[0]) is sent(orders[1]) is not None
     assert [order.version for order in orders] == [1, 1]
     assert weights.order(0).weights_slot is None  # The worker has them.
-
     weights.publish(([torch.tensor(6.0)], [1]))
     assert weights.versions() == [1, 2]
     orders = [weights.order(index) for index in range(2)]
@@ -184,7 +182,6 @@ def test_weights_are_stored_once_and_sent_only_where_they_are_new() -> None:
     assert sent(orders[1]) is list(store.objects)[2]
     biases = [state["module.bias"].item() for state in weights.weights()]
     assert biases == [5, 6]
-
     weights.publish(([torch.tensor(7.0)], None))
     assert weights.versions() == [3, 3]
     newest = list(store.objects)[3]

@@ -361,7 +361,6 @@ STEPPED: Final = ("ParallelEnv", "groups")
 @contextlib.contextmanager
 def noting_failures(noticed: Path) -> Iterator[None]:
     """Create a file when the trainer reads the failure or the end of a worker."""
-
     read_ahead = WorkerHandle.read_ahead
 
     def read_and_note(handle: WorkerHandle, *most: int) -> None:

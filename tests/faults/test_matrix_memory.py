@@ -110,9 +110,7 @@ def test_a_worker_that_grows_is_replaced_without_changing_the_data(
     assert caplog.messages == []
     caplog.set_level(logging.INFO, "marl_collect")
     batch = 20 if kind is MultiSyncCollector else 40
-
     actual, stats, largest = run(kind, leaky, normal + ROOM, **options)
-
     assert stats["recycled"] >= 2
     assert len(caplog.messages) == stats["recycled"]
     text = "Worker {} exceeds max_worker_rss and is replaced."

@@ -37,9 +37,7 @@ def test_group_norm_is_applied_per_agent() -> None:
         norm_kwargs={"num_groups": 2, "num_channels": 4},
     )
     x = torch.randn(6, N, 2, 9, 9)
-
     expected = [net.get_stateful_net(i)(x[:, i]) for i in range(N)]
-
     torch.testing.assert_close(net(x), torch.stack(expected, 1))
 
 
@@ -75,7 +73,6 @@ def test_bfloat16_computes_the_features_of_float32_up_to_rounding(
     options = {"num_cells": [4, 4], "norm_class": norm_class, "norm_kwargs": norm}
     net, other = both(centralised, share_params, **options)
     x = torch.rand(16, N, 2, 7, 8)
-
     outputs = [net(x), other(x)]
     weights = torch.rand_like(outputs[0])
     gradients = []
@@ -94,7 +91,6 @@ def test_bfloat16_computes_the_features_of_float32_up_to_rounding(
 def test_bfloat16_is_shown_and_has_the_shapes_of_float32_on_meta() -> None:
     net, other = both(False, True)
     x = torch.rand(5, N, 2, 7, 8)
-
     assert other.to("meta")(x.to("meta")).shape == net(x).shape
     assert "dtype=torch.bfloat16" in repr(other)
     assert "dtype" not in repr(net)

@@ -39,10 +39,8 @@ def batch(*shape: Any) -> Any:
 
 def test_encoders_of_detached_groups_get_no_gradient() -> None:
     critic = CrossGroupCritic(specs(), d_model=8, detach_groups=["wolf"])
-
     out = critic(batch(3))
     sum(out[name, "state_value"].sum() for name in SIZES).backward()
-
     assert all(p.grad is None for p in critic.module.encoders["wolf"].parameters())
     assert all(p.grad is not None for p in critic.module.encoders["sheep"].parameters())
 
@@ -60,9 +58,7 @@ def test_it_equals_torchrl_with_the_same_weights(share_params: bool) -> None:
     critic = CrossGroupCritic(specs(), d_model=8, share_params=share_params)
     critic.load_torchrl_state_dict(theirs.state_dict())
     td = batch(5)
-
     ours, other = critic(td.clone()), theirs(td.clone())
-
     for name in SIZES:
         key = (name, "state_value")
         torch.testing.assert_close(ours[key], other[key])
@@ -71,9 +67,7 @@ def test_it_equals_torchrl_with_the_same_weights(share_params: bool) -> None:
 def test_sizes_are_inferred_and_weights_are_materialized() -> None:
     with torch.device("meta"):
         critic = CrossGroupCritic(specs(obs_dim=None), d_model=8)
-
     ready = materialize(infer_lazy(critic, batch(1)), seed=0)
-
     assert ready(batch(2))["sheep", "state_value"].shape == (2, 4, 1)
 
 
@@ -81,7 +75,6 @@ def test_bad_input_names_the_group() -> None:
     critic = CrossGroupCritic(specs())
     td = batch(2)
     td["sheep", "observation"] = torch.zeros(2, 3, 5)
-
     with pytest.raises(Exception, match=r"'sheep'.*n_agents=4.*\[2, 3, 5\]"):
         critic(td)
     with pytest.raises(ValueError, match=r"\['goat'\]"):

@@ -37,7 +37,6 @@ def test_masked_categorical_equals_torchs() -> None:
     ours = MaskedCategorical(logits, mask)
     theirs = D.Categorical(logits=logits.masked_fill(~mask, -1e300))
     action = theirs.sample((7,))
-
     torch.testing.assert_close(ours.log_prob(action), theirs.log_prob(action))
     torch.testing.assert_close(ours.entropy(), theirs.entropy())
     assert torch.equal(ours.mode, theirs.mode)
@@ -49,9 +48,7 @@ def test_masked_categorical_equals_torchs() -> None:
 def test_samples_follow_the_probabilities_and_are_legal(kind: Any) -> None:
     logits, mask = masked()
     dist = kind(logits, mask)
-
     action = dist.sample((20_000,))
-
     one_hot = action if kind is MaskedOneHotCategorical else F.one_hot(action, 5)
     assert action.dtype == torch.int64
     assert not (one_hot.bool() & ~mask).any()
@@ -64,9 +61,7 @@ def test_no_noise_gives_an_illegal_action(value: Any, scale: float) -> None:
     logits = torch.randn(100, 6) * scale
     mask = F.one_hot(torch.randint(6, (100,)), 6).bool()
     noise = torch.full((100, 6), value)
-
     action = MaskedCategorical(logits, mask).sample_from_noise(noise)
-
     assert torch.equal(action, mask.int().argmax(-1))
 
 
@@ -74,9 +69,7 @@ def test_masked_gradients_are_finite() -> None:
     logits, mask = masked()
     logits.requires_grad_()
     dist = MaskedCategorical(logits, mask)
-
     (dist.entropy().sum() + dist.log_prob(dist.mode).sum()).backward()
-
     assert logits.grad.isfinite().all()
     assert (logits.grad[~mask] == 0).all()
     assert (logits.grad[mask] != 0).any()
@@ -90,7 +83,6 @@ def test_one_hot_equals_categorical() -> None:
     )
     noise = torch.rand(*plain.noise_shape)
     action = plain.sample_from_noise(noise)
-
     assert torch.equal(one_hot.sample_from_noise(noise), F.one_hot(action, 5))
     torch.testing.assert_close(
         one_hot.log_prob(F.one_hot(action, 5)), plain.log_prob(action)
@@ -104,7 +96,6 @@ def test_several_choices_equal_independent_categoricals() -> None:
     ours = MultiCategorical(logits, [3, 4])
     theirs = [D.Categorical(logits=chunk) for chunk in logits.split([3, 4], -1)]
     action = ours.sample((11,))
-
     assert action.shape == (11, *SHAPE, 2)
     expected = sum(d.log_prob(action[..., i]) for i, d in enumerate(theirs))
     torch.testing.assert_close(ours.log_prob(action), expected)
@@ -119,7 +110,6 @@ def test_normal_equals_torchs() -> None:
     ours, theirs = IndependentNormal(loc, scale), D.Independent(D.Normal(loc, scale), 1)
     action = ours.sample((7,))
     noise = torch.randn(*SHAPE, 2, dtype=torch.float64)
-
     torch.testing.assert_close(ours.log_prob(action), theirs.log_prob(action))
     torch.testing.assert_close(ours.entropy(), theirs.entropy())
     torch.testing.assert_close(ours.variance, theirs.variance)
@@ -137,9 +127,7 @@ def reference(loc: torch.Tensor, scale: torch.Tensor) -> Any:
 def test_tanh_normal_equals_torchs_transformed_normal() -> None:
     loc, scale = normal_parameters()
     ours = TanhNormal(loc, scale, LOW, HIGH)
-
     action = ours.sample((7,))
-
     torch.testing.assert_close(
         ours.log_prob(action), reference(loc, scale).log_prob(action)
     )
@@ -151,9 +139,7 @@ def test_tanh_normal_equals_torchs_transformed_normal() -> None:
 
 def test_tanh_normal_is_finite_and_within_bounds() -> None:
     dist = TanhNormal(torch.tensor([[50.0, -50.0]]), torch.ones(1, 2), -0.1, 0.3)
-
     action = dist.sample((100,))
-
     assert action.min() >= torch.tensor(-0.1)
     assert action.max() <= torch.tensor(0.3)
     assert dist.log_prob(action).isfinite().all()
@@ -173,9 +159,7 @@ def test_the_mode_of_tanh_normal_has_the_highest_density(
     x = torch.linspace(-25, 25, 500_001, dtype=torch.float64).view(-1, 1, 1)
     slope = 2 * (math.log(2) - x - F.softplus(-2 * x))
     density = D.Normal(loc, scale).log_prob(x) - slope
-
     best = x[density.argmax()].tanh()
-
     torch.testing.assert_close(dist.mode, best, atol=1e-4, rtol=0)
 
 
@@ -183,9 +167,7 @@ def test_the_mode_of_tanh_normal_has_the_highest_density(
 def test_rsample_has_gradients(kind: Any) -> None:
     loc, scale = (p.requires_grad_() for p in normal_parameters())
     dist = kind(loc, scale)
-
     dist.rsample((3,)).sum().backward()
-
     assert loc.grad.isfinite().all()
     assert (scale.grad != 0).all()
     assert not dist.sample().requires_grad

@@ -57,9 +57,7 @@ def name(request: pytest.FixtureRequest) -> Any:
 
 def test_actions_and_log_probabilities_of_each_agent(name: str) -> None:
     head = HEADS[name]()
-
     out = head(parameters(head))
-
     action = out["walker", "action"]
     assert action.shape == (6, 2, *SHAPES[name])
     assert action.dtype == (
@@ -101,9 +99,7 @@ def test_given_noise_determines_the_action(name: str) -> None:
     head = HEADS[name]()
     td = parameters(head)
     noise = torch.randn(6, 2, head.noise_size)
-
     direct = head.sample_from_noise(td.clone(), noise)
-
     head.noise = noise
     with set_interaction_type(InteractionType.RANDOM):
         called = head(td.clone())
@@ -123,7 +119,6 @@ def test_heads_can_be_copied_pickled_and_materialized(name: str) -> None:
         on_meta = HEADS[name]()
     original = HEADS[name]()
     td = parameters(original)
-
     copies = [copy.deepcopy(original), pickle.loads(pickle.dumps(original))]
     for head in [*copies, materialize(on_meta), materialize(copies[1])]:
         out = head(td.clone())
@@ -135,7 +130,6 @@ def test_heads_can_be_copied_pickled_and_materialized(name: str) -> None:
 def test_a_missing_parameter_names_group_and_key(name: str) -> None:
     head = HEADS[name]()
     key = head.in_keys[0]
-
     with pytest.raises(KeyError, match=rf"walker.* needs walker/{key[-1]}, but found"):
         head(parameters(head).exclude(key))
 
@@ -144,7 +138,6 @@ def test_a_mask_without_legal_actions_is_an_error_that_names_group_and_agent() -
     head = CategoricalHead(4, OPTIONS, mask=True)
     td = parameters(head)
     td["walker", "action_mask"][3, 1] = False
-
     with pytest.raises(ValueError, match=r"'walker_1' of group 'walker'.*\[3\]"):
         head(td)
     unchecked = CategoricalHead(4, OPTIONS, mask=True, check_mask=False)

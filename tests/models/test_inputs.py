@@ -14,18 +14,14 @@ def test_categories_count_from_the_start_of_their_space() -> None:
         [spaces.Discrete(3, start=10), spaces.Discrete(2), spaces.Discrete(2, start=-1)]
     )
     net = VectorInput(observation_leaves(space, ("agent", "observation")))
-
     features = net(torch.tensor([10, 12]), torch.tensor([1, 0]), torch.tensor([-1, 0]))
-
     assert features.tolist() == [[1, 0, 0, 0, 1, 1, 0], [0, 0, 1, 1, 0, 0, 1]]
 
 
 def test_images_become_floats_with_channels_first() -> None:
     image = torch.zeros(2, 3, 4, 5, 3, dtype=torch.uint8)
     image[..., 1] = 255
-
     out = ImageInput(channels_last=True)(image)
-
     assert out.shape == (2, 3, 3, 4, 5)
     assert out.dtype == torch.float32
     assert out[:, :, 1].min() == 1
@@ -50,9 +46,7 @@ def test_images_can_be_made_contiguous() -> None:
 
 def test_images_of_bfloat16_are_rounded_once() -> None:
     image = torch.randint(0, 256, (2, 30, 31, 3), dtype=torch.uint8)
-
     out = ImageInput(dtype=torch.bfloat16)(image)
-
     assert torch.equal(out, (image.movedim(-1, -3) / 255).bfloat16())
 
 
@@ -60,7 +54,6 @@ def test_loc_scale_equals_tensordicts_extractor() -> None:
     x = torch.randn(5, 2, 8)
     with torch.device("meta"):
         ours = LocScale()
-
     for actual, expected in zip(ours(x), NormalParamExtractor()(x), strict=True):
         torch.testing.assert_close(actual, expected)
     assert ours(torch.zeros(2))[1] == pytest.approx(1.0)

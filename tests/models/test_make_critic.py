@@ -50,7 +50,6 @@ def test_a_value_for_every_agent(
     sum(td[g, "state_value"].sum() for g in BOTH.groups).backward()
     idle = [n for n, p in critic.named_parameters() if p.grad is None]
     assert not idle
-
     changed_td = observe(BOTH, 7)
     changed_td["two", "observation", "speed"] += 1
     critic(changed_td)

@@ -38,18 +38,14 @@ def test_centralised_and_share_params_are_required(options: Any, message: str) -
 
 def test_outputs_can_be_changed_in_place() -> None:
     out = network(centralised=True, share_params=True)(torch.zeros(2, N, INPUTS))
-
     out[:, 0] += 1
-
     assert not torch.equal(out[:, 0], out[:, 1])
 
 
 def test_one_agent_is_reset_without_the_others() -> None:
     net = network(centralised=False, share_params=False)
     before = copy.deepcopy(net.state_dict())
-
     net.reset_parameters(agent=1)
-
     for key, tensor in net.state_dict().items():
         assert torch.equal(tensor[0], before[key][0])
         assert not torch.equal(tensor[1], before[key][1])
@@ -85,7 +81,6 @@ def test_single_networks_share_memory_and_can_be_replaced(
 
 def test_a_single_network_of_another_shape_is_an_error() -> None:
     net = network(centralised=False, share_params=False)
-
     with pytest.raises(ValueError, match=r"Missing: \['2.bias', '2.weight'"):
         net.from_stateful_net(nn.Sequential(nn.Linear(5, 8)), agent=0)
     with pytest.raises(ValueError, match="agent must be from 0 to 2, but is 3"):
@@ -98,9 +93,7 @@ def test_dropout_differs_between_agents() -> None:
     for agent in range(N):
         net.from_stateful_net(module, agent)
     x = torch.ones(N, INPUTS)
-
     out = net(x)
-
     assert not torch.equal(out[0], out[1])
     net.eval()
     torch.testing.assert_close(net(x)[0], net(x)[1])
@@ -125,9 +118,7 @@ def test_layers_without_a_batched_form_are_computed_per_agent(
     net = network(centralised, share_params=False, **options)
     x = torch.randn(6, N, INPUTS)
     singles = [copy.deepcopy(net.get_stateful_net(agent)) for agent in range(N)]
-
     out = net(x)
-
     pairs = enumerate(singles)
     expected = [s(x.flatten(1) if centralised else x[:, i]) for i, s in pairs]
     torch.testing.assert_close(out, torch.stack(expected, 1))
@@ -188,9 +179,7 @@ def test_custom_networks_and_agent_dims(
         agent_dim=agent_dim,
     )
     x = torch.randn(N, INPUTS) if agent_dim == 0 else torch.randn(4, N, INPUTS)
-
     out = net(x)
-
     assert out.shape == (*x.shape[:-1], 2)
     torch.testing.assert_close(out.sum(-1), torch.ones(x.shape[:-1]))
     if agent_dim:
@@ -252,5 +241,4 @@ def test_hooks_on_layers_are_called() -> None:
     net(torch.zeros(N, INPUTS))
     net.net.register_forward_hook(lambda *args: calls.append("net"))
     net(torch.zeros(N, INPUTS))
-
     assert calls == ["layer", "layer", "net"]

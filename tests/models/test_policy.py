@@ -102,10 +102,8 @@ def test_one_policy_acts_for_every_group(
         assert all(p.is_meta for p in policy.parameters())
         policy = materialize(policy, seed=0)
         assert not meta_tensors(policy)
-
     with set_interaction_type("random"):
         out = policy(observe(description, 4))
-
     for key, field in description.actions().items():
         action = out[key]
         assert action.shape == (4, *field.shape), key
@@ -124,7 +122,6 @@ def test_one_policy_acts_for_every_group(
 def test_one_group_gives_an_actor_and_several_give_one_per_group() -> None:
     actor = make_policy(describe("masked"))
     several = make_policy(describe("masked", "bounded"))
-
     assert hasattr(actor, "get_dist")
     assert type(several) is TensorDictSequential
     assert several["bounded"].out_keys[-2:] == [
@@ -230,7 +227,6 @@ def test_unknown_options_and_spaces_are_errors() -> None:
 def test_bad_inputs_name_the_group_and_the_key() -> None:
     policy = make_policy(describe("multi"))
     td = observe(describe("multi"), 2)
-
     with pytest.raises(KeyError, match="'multi' needs multi/observation, but found"):
         policy(td.exclude(("multi", "observation")))
     td["multi", "observation"] = torch.zeros(2, 1, 7)
@@ -244,7 +240,6 @@ def test_bad_inputs_name_the_group_and_the_key() -> None:
 def test_check_finite_finds_numbers_that_are_not_finite() -> None:
     td = observe(describe("multi"), 2)
     td["multi", "observation"][1, 0, 3] = float("nan")
-
     make_policy(describe("multi"))(td.clone())
     with pytest.raises(
         ValueError, match=r"'multi' .* 5 numbers in multi/logits.* \[1, 0, 0\]"
@@ -317,9 +312,7 @@ def test_torchrls_ppo_loss_trains_a_policy(name: str) -> None:
         value=value,
         value_target=(name, "value_target"),
     )
-
     out = loss(td)
-
     torch.testing.assert_close(out["loss_objective"], -td[name, "advantage"].mean())
     (out["loss_objective"] + out["loss_entropy"]).backward()
     grads = [p.grad for p in loss.actor_network_params.parameters()]

@@ -69,9 +69,7 @@ def test_a_sequence_equals_torch(
     net = build(kind, centralised, share_params).double()
     x = torch.randn(5, T, N, INPUTS, dtype=torch.float64, requires_grad=True)
     states = states_of(net, 5)
-
     out, *_ = net(x, *states, sequence=True)
-
     outputs = []
     for agent in range(N):
         agent_input = x.flatten(2) if centralised else x[:, :, agent]
@@ -130,7 +128,6 @@ def test_single_steps_equal_the_sequence_with_resets(
     is_init = torch.rand(*batch, T, 1) > 0.7
     states = states_of(net, *batch)
     sequence = net(x, *states, is_init=is_init, sequence=True)
-
     time = len(batch)
     for t in range(T):
         x_t, init_t = x.select(time, t), is_init.select(time, t)
@@ -188,7 +185,6 @@ def test_weights_of_torchrls_modules_are_loaded(
     core = module.gru if theirs is nn.GRU else module.lstm
     expected = core(x[:, 0].unsqueeze(1))[0].squeeze(1)
     torch.testing.assert_close(net(x)[0][:, 0], expected)
-
     if not share_params:
         with pytest.raises(ValueError, match="pass the agent, such as agent=0"):
             net.load_torchrl_state_dict(module.state_dict())
@@ -210,7 +206,6 @@ def test_weights_of_torchrls_modules_are_loaded(
 )
 def test_bad_inputs_name_expected_and_found(keywords: Any, message: str) -> None:
     net = build(MultiAgentGRU, False, False)
-
     with pytest.raises(ValueError, match=message):
         net(**({"x": torch.zeros(2, N, INPUTS)} | keywords))
 
@@ -230,7 +225,6 @@ def frames(batch: Any, n_steps: int | None = None) -> Any:
 
 def test_set_recurrent_mode_ends_with_its_block() -> None:
     module = RecurrentModule(build(MultiAgentGRU, False, True), "walker")
-
     with set_recurrent_mode(True):
         module(frames((2,), T))
         with set_recurrent_mode(False):
@@ -260,7 +254,6 @@ def test_a_sequence_begins_with_the_state_that_single_steps_have_carried(
 
 def test_errors_of_a_module_name_its_group_and_missing_keys() -> None:
     module = RecurrentModule(build(MultiAgentGRU, False, True), "walker")
-
     with pytest.raises(KeyError, match="needs walker/observation, but found nothing"):
         module(TensorDict({}, [2]))
     with (
@@ -276,8 +269,6 @@ def test_errors_of_a_module_name_its_group_and_missing_keys() -> None:
 
 def test_a_lazy_module_is_inferred_from_a_fake_frame() -> None:
     module = RecurrentModule(build(MultiAgentGRU, True, False, n_inputs=None), "walker")
-
     ready = materialize(infer_lazy(module, frames((1,))), seed=0)
-
     assert not meta_tensors(ready)
     assert ready(frames((2,)))["walker", "embedding"].shape == (2, N, UNITS)

@@ -25,7 +25,6 @@ def test_it_gives_the_same_data_as_its_environments_alone() -> None:
         torch.manual_seed(0)
         rollout = batch.rollout(30, break_when_any_done=False)
         actions = {g: rollout[0][g, "action"] for g in batch.group_map}
-
         root = single_env.reset()
         for frame in range(30):
             for group, group_actions in actions.items():

@@ -39,7 +39,6 @@ def test_the_flags_fit_into_their_memory(processes: int, groups: int) -> None:
 def test_a_command_is_pending_for_its_processes_until_they_finish() -> None:
     trainer, worker = both_ends()
     trainer.command(1, EnvOperation.RESET_CHOSEN, [0, 2])
-
     assert worker.pending_command(0, 0) is None
     assert worker.pending_command(1, 1) is None
     number = worker.pending_command(1, 0)

@@ -16,7 +16,6 @@ def test_environments_are_spread_evenly(
 ) -> None:
     processes, groups = min(processes, environments), min(groups, environments)
     rows = spread_rows(environments, processes, groups)
-
     assert len(rows) == groups
     assert all(any(map(len, group)) for group in rows)
     indices = [k for group in rows for part in group for k in part]

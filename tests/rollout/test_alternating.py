@@ -78,7 +78,6 @@ def test_states_can_be_exchanged_between_both(serial: Any, parallel: Any) -> Non
     serial_rollout.collect(serial_slot)
     alternating.collect(parallel_slot)
     equal(serial_slot, parallel_slot)
-
     alternating.load(state)
     alternating.collect(again := slot(parallel, 9))
     equal(again, parallel_slot)

@@ -85,7 +85,6 @@ def test_a_saved_learner_goes_on_as_if_it_had_not_stopped(
     second = make(setup, seed=7, options=options)
     second.load(tmp_path / "learner.pt")
     assert second.update(after, 0.5) == metrics
-
     assert first.updates == second.updates > 0
     for name, tensor in first.policy.state_dict().items():
         assert torch.equal(tensor, second.policy.state_dict()[name])

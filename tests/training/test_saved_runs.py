@@ -77,7 +77,6 @@ def test_a_run_s_policy_acts_as_it_did_and_training_goes_on(
     same(acting.build(task.description), policy)
     parent = PolicyRequest(str(tmp_path.parent), False, True, 0)
     assert parent.describe() == acting.describe()
-
     going_on = options.with_settings({"initial": str(tmp_path)})
     same(make_learner(task.description, setup, going_on, 5).policy, policy)
     other = "vdn-local-shared" if name.startswith("qmix") else "ippo-local-shared"

@@ -97,7 +97,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     frames = [row["frames"] for row in RunFolder(tmp_path / "stopped").rows()]
     if options.ppo.episodes_per_batch is None:
         assert frames == [40, 80, 120, 160, 200]
-
     resumed = Trainer(task, setup, options, 3, tmp_path / "stopped").run()
     (message,) = [m for m in caplog.messages if not m.startswith("Initialized ")]
     assert re.fullmatch(

@@ -56,9 +56,7 @@ def test_a_seed_gives_the_same_weights_as_building_the_module_with_it(
 ) -> None:
     torch.manual_seed(3)
     built = factory()
-
     module = materialize(on_meta(factory), seed=3)
-
     assert same(module, built)
     assert not meta_tensors(module)
 
@@ -67,9 +65,7 @@ def test_the_argument_stays_on_meta_and_the_global_generator_is_not_used() -> No
     module = on_meta(stack)
     torch.manual_seed(0)
     before = torch.get_rng_state()
-
     materialize(module, seed=1)
-
     assert all(p.is_meta for p in module.parameters())
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -80,7 +76,6 @@ def test_without_a_seed_weights_are_drawn_from_the_global_generator() -> None:
     first = materialize(module)
     second = materialize(module)
     torch.manual_seed(0)
-
     assert not same(first, second)
     assert same(first, materialize(module))
 
@@ -89,9 +84,7 @@ def test_a_materialized_lstm_computes_with_its_new_weights() -> None:
     lstm = materialize(on_meta(lambda: nn.LSTM(3, 4)), seed=0)
     torch.manual_seed(0)
     expected, _ = nn.LSTM(3, 4)(torch.ones(2, 1, 3))
-
     actual, _ = lstm(torch.ones(2, 1, 3))
-
     torch.testing.assert_close(actual, expected)
 
 
@@ -104,7 +97,6 @@ def test_tied_weights_stay_tied() -> None:
             self.decode.weight = self.encode.weight
 
     module = materialize(on_meta(Tied), seed=0)
-
     assert module.decode.weight is module.encode.weight
     assert len(list(module.parameters())) == 1
 
@@ -138,7 +130,6 @@ class FilledTable(Table):
 
 def test_buffers_of_every_kind_and_plain_tensors_are_filled() -> None:
     module = materialize(on_meta(FilledTable))
-
     assert module.mean.tolist() == [1, 1, 1]
     assert module.rates.tolist() == [0, 1, 2]
     assert module.open.tolist() == [True, True]
@@ -149,10 +140,8 @@ def test_buffers_of_every_kind_and_plain_tensors_are_filled() -> None:
 def test_a_meta_tensor_without_an_initialiser_raises_an_error_that_names_it() -> None:
     module = nn.Sequential(nn.Linear(2, 2), Table(fills=False))
     names = {"1.mean", "1.rates", "1.open", "1.count"}
-
     with pytest.raises(ValueError, match="policy_factory") as error:
         materialize(on_meta(lambda: nn.Sequential(nn.Linear(2, 2), Table(False))))
-
     assert all(repr(name) in str(error.value) for name in names)
     assert "0.weight" not in str(error.value)
     assert not meta_tensors(materialize(module))
@@ -190,7 +179,6 @@ def test_existing_values_are_kept() -> None:
 
     # With the tests' seed 0, the same weights would be drawn again.
     found = materialize(module, seed=1)
-
     assert torch.equal(found[1].weight, kept)
     assert found[1].weight is not module[1].weight
     assert not meta_tensors(found)
@@ -203,7 +191,6 @@ def test_requires_grad_and_dtype_are_kept() -> None:
         return linear
 
     found = materialize(on_meta(build))
-
     assert found.weight.dtype == torch.float64
     assert not found.weight.requires_grad
     assert found.bias.requires_grad
@@ -239,9 +226,7 @@ def test_lazy_sizes_are_inferred_in_a_copy_and_the_argument_stays_lazy(
         policy = actor(nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(4)))
     names = lazy_tensors(policy)
     before = torch.get_rng_state()
-
     known = infer_lazy(policy, observation())
-
     assert len(names) == 4
     assert lazy_tensors(policy) == names
     assert meta_tensors(known) == names
@@ -255,10 +240,8 @@ def test_lazy_sizes_are_inferred_in_a_copy_and_the_argument_stays_lazy(
 def test_inference_keeps_existing_values() -> None:
     net = nn.Sequential(nn.BatchNorm1d(7), nn.LazyLinear(8), nn.Linear(8, 4))
     kept = copy.deepcopy(net.state_dict())
-
     known = infer_lazy(actor(net), observation())
     values = known.module[0].module[0].state_dict()
-
     assert torch.equal(values["2.weight"], kept["2.weight"])
     assert values["0.num_batches_tracked"] == 0
     assert values["1.weight"].is_meta
@@ -270,13 +253,11 @@ def test_a_module_that_needs_values_is_inferred_on_the_cpu() -> None:
             return x if x.sum().item() == 0 else -x
 
     net = nn.Sequential(Peek(), nn.LazyLinear(4))
-
     assert meta_tensors(infer_lazy(actor(net), observation()))
 
 
 def test_an_input_of_the_wrong_size_is_an_error() -> None:
     net = nn.Sequential(nn.LazyLinear(8), nn.Linear(9, 4))
-
     with pytest.raises(ValueError, match="observation.*policy_factory"):
         infer_lazy(actor(net), observation())
 
@@ -293,7 +274,6 @@ def test_an_optimizer_created_before_materializing_raises_an_error() -> None:
     ready = materialize(module)
     infer_lazy(lazy, observation())
     late = torch.optim.Adam(ready.parameters())
-
     for optimizer in early:
         with pytest.raises(RuntimeError, match=r"collector\.policy\.parameters"):
             optimizer.step()
@@ -322,9 +302,7 @@ def test_torchrls_lazy_networks_are_copied_with_their_lazy_parameters(
         x = observation if network is mlp else torch.zeros(1, 3, 5, 4, 4)
         lazy = lazy_tensors(module)
         assert lazy
-
         filled = materialize(infer_lazy(module, TensorDict({"x": x}, [1])), seed=0)
-
         assert lazy_tensors(module) == lazy
         assert not lazy_tensors(filled)
         first = dict(filled.named_parameters())["module.params.0.weight"]

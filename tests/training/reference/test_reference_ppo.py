@@ -179,12 +179,10 @@ def test_ppo_equals_its_definition(seed: int) -> None:
             ("value_target", prepared.target[group]),
         ):
             close(actual[key][..., 0][trained].double(), expected[trained])
-
     count = len(prepared.batch)
     expected = reference.loss(policy, critic, prepared, [*range(count)], settings)
     loss, _ = learner.loss(learner_data)
     close(loss.detach().double(), expected.detach())
-
     size = max(1, learner.ppo.minibatch_frames // settings.length)
     order = torch.Generator().manual_seed(learner.generator.initial_seed())
     once = settings.once
@@ -207,7 +205,6 @@ def test_ppo_equals_its_definition(seed: int) -> None:
         nothing = torch.zeros_like(parameter)
         actual = nothing if parameter.grad is None else parameter.grad
         close(actual.double(), gradient)
-
     reference.train(policy, critic, prepared, minibatches, settings, old)
     learn_before(learner)
     for name, module in (learner.networks | learner.untrained).items():

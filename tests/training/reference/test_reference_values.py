@@ -181,7 +181,6 @@ def test_an_update_moves_weights_and_targets_by_definition(
         # Adam's first step has one size, also if the gradient is a rounding error.
         sure = clipped.abs() > 1e-4
         close(actual[sure], moved[sure], atol=1e-6)
-
     tau = value.tau if value.target_interval == 1 else 0.0
     targets = dict(case.learner.untrained["targets"].named_parameters())
     for name, module in case.modules.items():
