@@ -208,6 +208,7 @@ def test_the_environments_built_so_far_are_closed() -> None:
 def test_torchrl_environments_that_share_one_are_refused() -> None:
     envs = pytest.importorskip("torchrl.envs")
     from torchrl.testing.mocking_classes import CountingEnv
+
     from marl_collect.interop.torchrl import TorchRLWrapper
 
     raw = CountingEnv(max_steps=5)

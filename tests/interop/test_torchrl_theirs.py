@@ -183,6 +183,7 @@ def test_actions_are_passed_in_the_form_of_the_spec(action: Any, space: Any) -> 
 def test_an_agent_that_comes_back_acts_again() -> None:
     pytest.importorskip("pettingzoo")
     from support.zoo import Script, ScriptedEnv
+
     from marl_collect.envs import PettingZooWrapper
 
     script = Script(ends={"agent_1": (1, "terminated")}, returns={"agent_1": 3})

@@ -93,6 +93,7 @@ def replay(trial: Trial, frames: int) -> int:
 def collect(trial: Trial, factory: Any, frames: int) -> Frame:
     """Return what a collector with a random policy records, ``[frames, ...]``."""
     import torch
+
     from marl_collect import Collector, RandomPolicy
 
     with Collector(

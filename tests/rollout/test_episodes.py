@@ -10,7 +10,7 @@ from workloads.counting import CountingEnv
 from marl_collect import Collector, restore_next
 from marl_collect.buffers.layout import MANY
 from marl_collect.core import replay
-from marl_collect.core.replay import EpisodeActions, SlotActions
+from marl_collect.core.replay import SlotActions
 from marl_collect.rollout.episodes import _joined, _sums
 
 ACTION: Any = ("a", "action")
@@ -85,25 +85,6 @@ def test_many_worlds_give_the_data_of_single_environments(
         assert first[name] == second[name]
 
 
-def test_returns_of_episodes_over_several_batches_are_sums_of_their_rewards() -> None:
-    running: dict[int, Any] = {}
-    ended: list[Any] = []
-    with Collector(
-        [CountingEnv] * 3, None, frames_per_batch=12, total_frames=240, seed=1
-    ) as collector:
-        for batch in collector:
-            rewards = batch["next", "hunter", "reward"][..., 0].double().numpy()
-            for frame in np.ndindex(*batch.shape):
-                traj_id = int(batch["collector", "traj_ids"][frame])
-                running[traj_id] = running.get(traj_id, 0) + rewards[frame]
-                if batch["next", "done"][frame]:
-                    ended.append(running.pop(traj_id))
-            if ended:
-                means = collector.stats()["mean_returns"]["hunter"]
-                assert means == pytest.approx(np.mean(ended, 0).tolist())
-    assert len(ended) > 5
-
-
 def append_slots(
     actions: SlotActions, expected: list[list[Any]], seed: int, count: int
 ) -> None:
@@ -160,39 +141,6 @@ def test_marks_keep_the_actions_of_their_moment_and_copy_none() -> None:
         assert all(block is held for block, held in pairs)
     for mark, episodes in marks:
         assert_taken(mark, episodes)
-
-
-@pytest.mark.parametrize("length", [1, 64, 65, 128, 129, 1000])
-def test_loaded_actions_are_continued(length: int) -> None:
-    actions = SlotActions([ACTION], 4)
-    before = np.arange(2 * length + 2).reshape(length + 1, 2)
-    lengths = np.array([length, -1, 0, 1])
-    actions.load(EpisodeActions(lengths, {ACTION: before}))
-    assert (actions.mark().cut().lengths == lengths).all()
-    assert (actions.mark().cut().arrays[ACTION] == before).all()
-    n_frames = sum(block.frames for block in actions._blocks)
-    assert n_frames <= 2 * (length + 1) + 4 * 64
-    slot = {ACTION: np.full((4, 2, 2), -1)}
-    actions.append(slot, np.array([0, 0, 1, 0]), 2)
-    episode_actions = actions.mark().cut()
-    assert episode_actions.lengths.tolist() == [length + 2, -1, 1, 3]
-    new = [[-1, -1]]
-    expected = [*before[:-1].tolist(), *2 * new, *new, before[-1].tolist(), *2 * new]
-    assert episode_actions.arrays[ACTION].tolist() == expected
-    actions.begin(np.array([0, 1]))
-    assert actions.mark().cut().lengths.tolist() == [0, 0, 1, 3]
-    assert actions.mark().cut().arrays[ACTION].tolist() == expected[length + 2 :]
-
-
-def test_actions_of_some_episodes() -> None:
-    all_actions = EpisodeActions(np.array([2, -1, 0, 3]), {ACTION: np.arange(5)})
-    some = all_actions.take(np.array([3, 1, 0]))
-    assert some.lengths.tolist() == [3, -1, 2]
-    assert some.arrays[ACTION].tolist() == [2, 3, 4, 0, 1]
-    none = EpisodeActions(np.array([0]), {})
-    joined = EpisodeActions.join([none, some, all_actions])
-    assert joined.lengths.tolist() == [0, 3, -1, 2, 2, -1, 0, 3]
-    assert joined.arrays[ACTION].tolist() == [2, 3, 4, 0, 1, 0, 1, 2, 3, 4]
 
 
 def test_too_long_episodes_have_no_actions(monkeypatch: pytest.MonkeyPatch) -> None:
