@@ -1,15 +1,15 @@
 """Compares training setups and writes docs/comparison.md.
 
-    python benchmarks/setups.py run                  # all studies: hours on two cores
-    python benchmarks/setups.py run simple_spread    # one study, in runs/setups
-    python benchmarks/setups.py page                 # docs/comparison.md
-    python benchmarks/setups.py unpack               # committed results to runs/setups
+    python benchmarks/setups.py run              # all studies: a day on two cores
+    python benchmarks/setups.py run pair_same    # one study, in runs/setups
+    python benchmarks/setups.py page             # docs/comparison.md
+    python benchmarks/setups.py unpack           # committed results to runs/setups
 
 Each study is one `marl-collect compare` command, which is printed. An interrupted study
 continues when it is run again, with the commit that began it. `page` also packs the
 small files of all runs of a study into one file, `benchmarks/results/setups/NAME.json`,
 which is committed. After `unpack`, `marl-collect compare --report
-runs/setups/simple_spread` prints its tables, and `run` trains only what is not in the
+runs/setups/pair_same` prints its tables, and `run` trains only what is not in the
 file.
 """
 
@@ -18,15 +18,17 @@ import json
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from marl_collect.cli.main import app
 from marl_collect.models.saved_policy import CONFIG
+from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.plots import plot_curves
-from marl_collect.training.report import LEGEND, markdown
-from marl_collect.training.results import RANDOM, Run, read_random, read_runs
+from marl_collect.training.report import LEGEND, effects, markdown
+from marl_collect.training.results import RANDOM, Run, read_random, read_runs, summarize
 from marl_collect.training.run_folder import EVALUATIONS, RESULT
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,7 +39,7 @@ COMMIT = "commit.json"
 SMALL = {CONFIG, EVALUATIONS, RESULT, RANDOM}
 
 PAIR = (
-    "--frames 10240 --set frames_per_batch=512 --set envs_per_worker=4 "
+    "--frames 10240 --seeds 10 --set frames_per_batch=512 --set envs_per_worker=4 "
     "--set gamma=0 --set num_cells=[16] --set eval_interval=5120 "
     "--set eval_episodes=200 --set final_episodes=400 --set ppo.lr=0.02 "
     "--set ppo.epochs=4 --set ppo.minibatch_frames=256 --set value.lr=0.005 "
@@ -49,10 +51,11 @@ PPO = (
     "--setup mappo-local-own --setup mappo-local-shared --setup mappo-local-shared-ids "
     "--workers 1 --set envs_per_worker=16"
 )
-PPO_ABOUT = (
-    "Does a centralised critic help, and do shared parameters? IPPO has local critics "
-    "and MAPPO a centralised one. Each has networks of its own per agent, shared ones, "
-    "or shared ones that see which agent acts."
+QUESTION = (
+    "## Does a centralised critic help, and do shared parameters?\n\n"
+    "IPPO has local critics and MAPPO a centralised one. Each has networks of its own "
+    "per agent, shared ones, or shared ones that see which agent acts. What the tests "
+    "say of the return of the team:"
 )
 
 
@@ -63,56 +66,41 @@ class Study:
     Attributes:
         command: arguments of `marl-collect compare`.
         about: description of the study.
-        team: return of the team that an evaluation must exceed; None for no anchor.
-        agent: return per agent that it must exceed.
-        length: mean episode length that it must exceed.
         baselines: further returns of the team that the curves show, by label.
-        seeds: of each setup, before which the page does not show the study.
     """
 
     command: str
     about: str
-    team: float | None = None
-    agent: float | None = None
-    length: float | None = None
     baselines: Mapping[str, float] = field(default_factory=dict)
-    seeds: int = 1
 
-    def passed(self, run: Run) -> int | None:
-        """Return the frames of the first evaluation that passed, or None."""
-        for record in run.evaluations:
-            if (
-                (self.team is None or record.team > self.team)
-                and (self.agent is None or record.agent > self.agent)
-                and (self.length is None or record.length > self.length)
-            ):
-                return record.frames
-        return None
+    @property
+    def seeds(self) -> int:
+        """Seeds of each setup, before which the page does not show the study."""
+        return int(self.command.partition("--seeds ")[2].split()[0])
 
 
 STUDIES = {
     "simple_spread_ppo": Study(
         f"simple_spread_v3 {PPO} --frames 500000 --seeds 10",
-        PPO_ABOUT,
+        "Three particles must cover three landmarks. A hand-written policy that sends "
+        "agent i to landmark i reaches -45.5.",
         baselines={"hand-written": -45.5},
-        seeds=10,
     ),
     "multiwalker_ppo": Study(
         f"multiwalker_v9 {PPO} --frames 500000 --seeds 10 --set ppo.anneal=true",
-        PPO_ABOUT,
-        seeds=10,
+        "Three walkers carry a package. The learning rate decays to zero.",
     ),
     "lbforaging_ppo": Study(
         f"lbforaging/10x10-3p-3f {PPO} --frames 2000000 --seeds 10 "
         "--set eval_interval=100000",
-        PPO_ABOUT,
-        seeds=10,
+        "Three agents collect three pieces of food. A piece of a high level takes "
+        "several of them.",
     ),
     "coins_ppo": Study(
         f"meltingpot/coins {PPO} --frames 300000 --seeds 5 "
         "--set eval_episodes=8 --set final_episodes=16",
-        PPO_ABOUT,
-        seeds=5,
+        "Two players collect coins for 1 each. A coin of the other's colour costs the "
+        "other 2.",
     ),
     "pair_crossed": Study(
         f"workloads.pair:PairEnv --env task=crossed {PAIR}",
@@ -127,56 +115,6 @@ STUDIES = {
         "Two agents see the same observation, and agent i is rewarded for action i. "
         "With a shared network, both take the same action and reach 0.5. Separate "
         "networks reach 1.",
-    ),
-    "simple_spread": Study(
-        "simple_spread_v3 --setup ippo-local-shared",
-        "Three particles must cover three landmarks, with 25 frames per episode. "
-        "Anchor: the team's return exceeds -58 in an evaluation. A hand-written policy "
-        "that sends agent i to landmark i reaches -45.5.",
-        team=-58.0,
-        baselines={"hand-written": -45.5},
-    ),
-    "multiwalker": Study(
-        "multiwalker_v9 --frames 300000 --setup ippo-local-shared "
-        "--set ppo.anneal=true",
-        "Three walkers carry a package. Anchor: in an evaluation, the return per agent "
-        "exceeds -60 and episodes are longer than 200 frames. The learning rate decays "
-        "to zero.",
-        agent=-60.0,
-        length=200.0,
-    ),
-    "multiwalker_long": Study(
-        "multiwalker_v9 --frames 300000 --setup ippo-local-own "
-        "--setup mappo-local-shared --setup mappo-centralised-own "
-        "--setup ippo-centralised-own --set ppo.anneal=true",
-        "The other setups that miss the anchor of `multiwalker` with some seed in the "
-        "grid below, run with the anchor's command and full number of frames. All four "
-        "pass it with every seed, so the runs in the grid are too short. "
-        "ippo-local-own has three networks that see only their own walker and learn "
-        "independently. It peaks between 152,000 and 240,000 frames and then declines "
-        "with every seed. The cause was not examined.",
-        agent=-60.0,
-        length=200.0,
-    ),
-    "simple_spread_grid": Study(
-        "simple_spread_v3 --frames 100000 --seeds 3 --set eval_interval=20000 "
-        "--set eval_episodes=64",
-        "All setups with three seeds and a third of the anchor's frames. This shows "
-        "early training, not final returns.",
-    ),
-    "multiwalker_grid": Study(
-        "multiwalker_v9 --frames 60000 --seeds 3 --set eval_interval=20000 "
-        "--set eval_episodes=16 --set final_episodes=32",
-        "All setups with three seeds and a fifth of the anchor's frames. This shows "
-        "early training, not final returns. Every setup passes the anchor of "
-        "`multiwalker` with at least one seed. ippo-local-own, ippo-local-shared and "
-        "mappo-centralised-own miss it with two seeds, ippo-centralised-own and "
-        "mappo-local-shared with one. With 300,000 frames, all five pass it with every "
-        "seed (`multiwalker` and `multiwalker long` above), so the runs here are too "
-        "short. In runs that pass at 0 frames, the walkers stand still: these are the "
-        "likeliest actions of the untrained networks.",
-        agent=-60.0,
-        length=200.0,
     ),
 }
 
@@ -239,8 +177,9 @@ def finished_seeds(name: str) -> int:
     """Return how many seeds every setup of a committed study has."""
     if not packed(name).exists():
         return 0
-    runs = packed(name).read_text("utf-8").count(RESULT)
-    return runs // max(1, STUDIES[name].command.count("--setup"))
+    files = json.loads(packed(name).read_text("utf-8"))
+    setups = Counter(path.split("/")[0] for path in files if path.endswith(RESULT))
+    return min(setups.values(), default=0)
 
 
 def unpack(name: str, folder: Path) -> None:
@@ -252,12 +191,26 @@ def unpack(name: str, folder: Path) -> None:
             path.write_text(json.dumps(content, separators=(",", ":")) + "\n", "utf-8")
 
 
+def results(name: str) -> tuple[list[Run], EvaluationRecord | None]:
+    """Return the runs of a committed study and the evaluation of random actions."""
+    with tempfile.TemporaryDirectory() as folder:
+        unpack(name, Path(folder))
+        return read_runs(Path(folder)), read_random(Path(folder))
+
+
+def answers(names: Iterable[str]) -> str:
+    """Return what the tests of these studies say, a line per study."""
+    lines = [QUESTION, ""]
+    for name in names:
+        verdicts = effects(summarize(results(name)[0])).partition("). ")[2]
+        lines.append(f"- {name.replace('_', ' ')}: {verdicts}")
+    return "\n".join(lines)
+
+
 def section(name: str) -> str:
     """Return a study's section of the page, and write the picture of its curves."""
     study = STUDIES[name]
-    with tempfile.TemporaryDirectory() as folder:
-        unpack(name, Path(folder))
-        runs, random = read_runs(Path(folder)), read_random(Path(folder))
+    runs, random = results(name)
     picture = PAGE.parent / "comparison" / f"{name}.png"
     picture.parent.mkdir(exist_ok=True)
     title = name.replace("_", " ")
@@ -267,25 +220,14 @@ def section(name: str) -> str:
     ours = study.command.startswith("workloads.")  # Not in the installed package.
     path = "PYTHONPATH=benchmarks " if ours else ""
     command = f"```sh\n{path}marl-collect compare {study.command}\n```"
-    # The page has the returns of the team; the command's report has all tables.
+    # The page has the returns of the team; the command's report has all tables. What
+    # the tests say of properties stands at the head of the page.
     returns = remainder.partition("\nReturn per agent")[0].rstrip()
+    returns = returns.replace(effects(summarize(runs)) + "\n\n", "")
     blocks = [heading, "", study.about, "", command, returns]
-    commit = json.loads(packed(name).read_text("utf-8")).get(COMMIT)
-    if commit:
-        blocks += ["", f"All runs are of commit {commit}."]
-    if study.team is not None or study.agent is not None:
-        blocks += ["", anchors(study, runs)]
+    commit = json.loads(packed(name).read_text("utf-8"))[COMMIT]
+    blocks += ["", f"All runs are of commit {commit}."]
     return "\n".join(blocks)
-
-
-def anchors(study: Study, runs: list[Run]) -> str:
-    """Return a sentence with the frames at which each seed reached the anchor."""
-    frames: dict[str, list[str]] = {}
-    for run in runs:
-        at = study.passed(run)
-        frames.setdefault(run.setup, []).append("missed" if at is None else f"{at:,}")
-    setups = [f"{setup} {', '.join(seeds)}" for setup, seeds in frames.items()]
-    return f"Frames at which each seed passed the anchor: {'; '.join(setups)}."
 
 
 def write_page() -> None:
@@ -300,16 +242,10 @@ def write_page() -> None:
         "local or centralised observations. All setups of a study use the same number "
         "of frames and the same evaluation episodes, with several seeds. `python "
         "benchmarks/setups.py page` generates this page; each section shows the "
-        "command for its runs, whose report also has returns per agent and costs. Runs "
-        "of studies for which no commit is given are older, and predate the rule for "
-        "[agents that wait or "
-        "die](groups_and_masks.md#advantages-of-agents-that-wait-or-die), which does "
-        "not affect these tasks: all agents act in every frame. The QMIX results on "
-        "pairs predate its mixer's [normalised observations](examples.md#curves). In "
-        "the two grids, the third seeds and all seeds of QMIX are newer than the rest."
+        "command for its runs, whose report also has returns per agent and costs."
     )
     legend = LEGEND.partition("- Gradient steps")[0].rstrip()  # The rest is left out.
-    blocks = ["# Setups compared", "", about, "", legend]
+    blocks = ["# Setups compared", "", about, "", legend, "", answers(names)]
     for name in names:
         blocks += ["", section(name)]
     for name in [name for name in STUDIES if name not in names]:
