@@ -20,8 +20,8 @@ class Interval:
     """An estimate and its confidence interval, whose ends are NaN if there is none."""
 
     value: float
-    low: float
-    high: float
+    low: float = math.nan
+    high: float = math.nan
 
     def __str__(self) -> str:
         """Return text such as ``-52.3 (-54.0 to -50.9)`` or ``0.75 (0.74 to 0.76)``."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_collect.errors import imports_of
-from marl_collect.evaluation.intervals import bootstrap
+from marl_collect.evaluation.intervals import Interval, bootstrap
 from marl_collect.files.atomic import named_if_full
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.results import Run, by_setup
@@ -83,7 +83,7 @@ def curves(
     levels = dict(baselines or {})
     if random is not None:
         levels["random actions"] = random.team
-    lines = {f"{label} {value:.1f}": value for label, value in levels.items()}
+    lines = {f"{label} {Interval(value)}": value for label, value in levels.items()}
     figure, grid = _figure(len(panels))
     shown = [value for group in panels.values() for value in _levels(group)]
     low, high = _limits(shown, list(lines.values()))

@@ -227,7 +227,7 @@ def findings(
     """
     paragraphs = []
     if random is not None:
-        returns = f"team {_random_return(random)}, per agent {random.agent:.1f}"
+        returns = f"team {_random_return(random)}, per agent {Interval(random.agent)}"
         length = f"{random.length:.0f} frames per episode"
         paragraphs.append(f"Return of random actions: {returns}; {length}.")
     if len(summaries) > 1:

@@ -258,4 +258,4 @@ def _over_seeds(scores: Sequence[float]) -> Interval:
     """Return the interquartile mean of scores; a single one has no interval."""
     if len(scores) > 1:
         return bootstrap([scores])
-    return Interval(scores[0] if scores else math.nan, math.nan, math.nan)
+    return Interval(scores[0] if scores else math.nan)

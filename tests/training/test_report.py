@@ -154,7 +154,7 @@ def test_setups_that_exceed_random_actions_are_told_with_five_seeds() -> None:
 def test_one_seed_has_no_interval() -> None:
     page = markdown([finished_run()], "a task", RANDOM, None)
     assert "| 10.0 | 20.0 | 30.0 | 90.0 |" in page
-    assert "Return of random actions: team 0.50 (0.48 to 0.52), per agent 0.2" in page
+    assert "Return of random actions: team 0.50 (0.48 to 0.52), per agent 0.25" in page
     assert "nan" not in page
     two = [finished_run(), replace(finished_run(), seed=1)]
     assert "| 10.0 (10.0 to 10.0) |" in markdown(two, "a task", None, None)
@@ -229,8 +229,10 @@ def test_a_dollar_in_a_name_begins_no_formula() -> None:
     pytest.importorskip("matplotlib")
     name = "$\\frac{$"
     runs = [replace(finished_run(), setup=name), finished_run()]
-    figure = curves(runs, name, baselines={name: 1.0})
+    figure = curves(runs, name, baselines={name: 1.04})
     figure.savefig(io.BytesIO(), format="png")
+    labels = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert any(label.endswith("{$ 1.04") for label in labels), labels
 
 
 @pytest.mark.parametrize(
