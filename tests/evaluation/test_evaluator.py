@@ -113,54 +113,6 @@ def test_an_episode_that_was_lost_with_its_worker_is_replaced(tmp_path: Path) ->
     assert len(set(log.read_text().split())) == 2
 
 
-HUNTERS = partial(CountingEnv, n_prey=0)
-PICTURES = partial(CountingEnv, n_prey=0, image=(32, 32, 3))
-
-
-def three(seed: int, agents: tuple[str, ...]) -> dict[str, str]:
-    return {agent: "abr"[(seed + i) % 3] for i, agent in enumerate(agents)}
-
-
-@pytest.mark.parametrize(
-    ("factory", "network", "names"),
-    [
-        (CountingEnv, None, ""),  # Random actions.
-        (partial(CountingEnv, action_mask=False), None, ""),
-        (CountingEnv, {}, ""),  # Of two groups, one with continuous actions.
-        (HUNTERS, {"recurrent": "gru", "hidden_size": 8}, ""),
-        (PICTURES, {"agent_ids": True}, ""),
-        (HUNTERS, {}, "ab"),
-    ],
-)
-def test_sampled_episodes_do_not_depend_on_the_number_of_workers(
-    factory: Any, network: dict[str, Any] | None, names: str
-) -> None:
-    """The noise of an episode begins with it, also in the middle of a slot."""
-    torch.manual_seed(0)
-    module: Any = None
-    options: dict[str, Any] = {}
-    if names:
-        policies = {name: make_policy(factory(), **(network or {})) for name in names}
-        options = {"policies": policies | {"r": None}, "assign": three}
-    elif network is not None:
-        module = make_policy(factory(), **network)
-    one_worker, two_workers, three_workers = (
-        evaluate(
-            module,
-            factory,
-            episodes=7,
-            seeds=5,
-            deterministic=False,
-            num_workers=workers,
-            envs_per_worker=2,
-            **options,
-        )
-        for workers in (1, 2, 3)
-    )
-    assert one_worker == two_workers == three_workers
-    assert len(set(one_worker.team_returns)) > 1
-
-
 def test_workers_that_are_replaced_play_the_episodes_of_the_given_seeds() -> None:
     long = partial(CountingEnv, min_length=60, max_length=90)
     options: Any = {"episodes": 5, "seeds": [5, 11, 2**31 - 2, 0, 5]}

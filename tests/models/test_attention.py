@@ -91,17 +91,6 @@ def test_it_equals_a_dense_computation_without_the_absent_agents(
             torch.testing.assert_close(out[row, agent], expected)
 
 
-@pytest.mark.parametrize("share_params", [True, False])
-def test_absent_agents_change_nothing_for_the_rest(share_params: bool) -> None:
-    net, x = network(share_params), inputs(1)
-    before = net(x)
-    x[:, 1, :-1] = 1e6
-    after = net(x)
-    assert torch.equal(before[:, [0, 2, 3]], after[:, [0, 2, 3]])
-    assert not torch.equal(before[:, 1], after[:, 1])
-    assert after.isfinite().all()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import nn
 from workloads.counting import CountingEnv
 
-from marl_collect import Collector, MultiSyncCollector, evaluate
+from marl_collect import Collector, evaluate
 from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.models import make_policy
 from marl_collect.models.last_action import LastAction
@@ -60,40 +60,6 @@ def check_last_actions(batch: Any, groups: Any) -> int:
                 if done[row, frame]:
                     expected = np.zeros_like(expected)
     return begun
-
-
-@pytest.mark.parametrize("options", [{}, {"recurrent": "gru"}])
-def test_collectors_hand_actions_on_within_episodes_in_every_layout(
-    options: dict[str, Any],
-) -> None:
-    batches = []
-    layouts: list[tuple[Any, dict[str, int]]] = [
-        (Collector, {}),
-        (MultiSyncCollector, {"num_workers": 1, "envs_per_worker": 4}),
-        (MultiSyncCollector, {"num_workers": 2, "envs_per_worker": 2}),
-    ]
-    for kind, layout in layouts:
-        make: Any = [factory] * 4 if kind is Collector else factory
-        with kind(
-            make, small(**options), frames_per_batch=80, seed=0, **layout
-        ) as collector:
-            parts = [collector.next().clone() for _ in range(2)]
-            explained = collector.explain()
-        assert all(text.startswith("Fused") for text in explained), explained
-        batches.append(torch.cat(parts, 1))
-    # The second batch begins within episodes, and an agent dies in some.
-    assert check_last_actions(batches[0], ("hunter", "prey")) > 8
-    for other, (_, layout) in zip(batches[1:], layouts[1:], strict=True):
-        # Products of matrices with fewer rows may differ in the last bits.
-        tolerance = 0.0 if layout["envs_per_worker"] == 4 else 1e-5
-        for group in ("hunter", "prey"):
-            for key in ("action", "last_action"):
-                torch.testing.assert_close(
-                    other[group, key],
-                    batches[0][group, key],
-                    rtol=tolerance,
-                    atol=tolerance,
-                )
 
 
 def test_rollouts_evaluations_and_saved_policies_hand_actions_on(

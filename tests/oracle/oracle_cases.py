@@ -29,6 +29,8 @@ from marl_collect.policies.pool import PolicyPool
 
 TRAINER = ("Collector", "serial", "parallel", "halves")
 """Collectors whose policy acts in this process."""
+WORKERS = ("sync", "nested", "async", "ray")
+"""Those whose policy acts in workers."""
 _SECONDS = 60.0
 """Without progress, after which a process counts as hung."""
 Table = dict[Key, torch.Tensor]
@@ -48,8 +50,8 @@ class Case(Plain):
         source: ``"policy"``, if the collector gets it; ``"factory"`` or ``"list"``, if
             workers build it. With a list each has weights of its own.
         collector: ``"Collector"``; a Collector over ``"serial"`` or ``"parallel"``
-            environments (``"halves"``: in two groups); ``"sync"``, ``"async"`` or
-            ``"ray"``.
+            environments (``"halves"``: in two groups); ``"sync"`` (``"nested"``: with
+            parallel environments in each worker), ``"async"`` or ``"ray"``.
         workers: how many; of a Collector's environments, how many times ``each``.
         each: environments per worker.
         frames: of each environment in a batch.
@@ -129,7 +131,7 @@ class _Run:
         self.collector = self.start(case.seed)
         model = None if case.policy.startswith("random") else pristine
         total = case.workers * case.each
-        size = case.each if case.collector in ("sync", "async", "ray") else total
+        size = case.each if case.collector in WORKERS else total
         self.begin = case.rank * total
         self.workers = [
             ReferenceWorker(
@@ -143,7 +145,7 @@ class _Run:
             )
             for first in range(0, total, size)
         ]
-        workers = case.workers if case.collector in ("sync", "async", "ray") else 1
+        workers = case.workers if case.collector in WORKERS else 1
         self.delivery = Delivery(case.options, workers)
         self.published = [0] * len(self.workers)
         self.acting = [0] * len(self.workers)
@@ -181,10 +183,12 @@ class _Run:
             # Reached by the last frame of the last batch.
             options["total_frames"] = frames * (len(case.events) + 1) - (frames > 1)
         options |= self.more_options()
-        one_process = case.collector not in ("sync", "async", "ray")
+        one_process = case.collector not in WORKERS
         factory = self.world.factory(total if one_process else case.each)
         # A simulator has several worlds.
         copies = 1 if case.world.batched else case.each
+        if case.collector == "nested":
+            factory, copies = partial(ParallelEnv, copies, factory), 1
         if case.collector == "Collector":
             factories = [factory] * (case.workers * copies)
             return Collector(factories, self.policy, **options)
@@ -204,7 +208,7 @@ class _Run:
             options |= {"sync": True}
             return RayCollector(factory, self.policy, **options)
         collector_class = (
-            MultiSyncCollector if case.collector == "sync" else MultiAsyncCollector
+            MultiAsyncCollector if case.collector == "async" else MultiSyncCollector
         )
         options |= {"num_workers": case.workers, "envs_per_worker": copies}
         if case.source == "policy":

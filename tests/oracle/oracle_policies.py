@@ -879,7 +879,7 @@ def centralised(world: World) -> Any:
 
 @kind(**NETWORK, reads_init=True)
 def recurrent(world: World) -> Any:
-    return _made(world, recurrent="gru", hidden_size=4)
+    return _made(world, recurrent="gru", hidden_size=4, last_action=True)
 
 
 @kind(**NETWORK, reads_init=True)

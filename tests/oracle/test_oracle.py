@@ -331,6 +331,18 @@ def test_workers_do_what_each_of_them_was_told_last(events: Any, options: Any) -
     assert check(replace(case, events=events, options=options)) > 0
 
 
+SPAWNED = Case(collector="sync", options={"start_method": "spawn"})
+
+
+@pytest.mark.parametrize(
+    "case", [SPAWNED, Case(collector="nested", workers=2)], ids=["spawned", "nested"]
+)
+def test_workers_of_other_kinds_act_alike(case: Case) -> None:
+    events = (("level", 2), ("call", 1), ("update",)), (("reset",),), ()
+    case = replace(case, world=WORLDS[0], policy="level", each=2, frames=6, level=0)
+    assert check(replace(case, events=events)) > 0
+
+
 SETTINGS = ("settings", "fused_settings", "assigned_settings", "fused_constants")
 
 

@@ -1,46 +1,15 @@
-"""ParallelEnv in collectors, in this process and inside workers."""
+"""Errors and ends of ParallelEnv inside workers, whose data the oracle compares."""
 
 import signal
-from typing import Any
 
 import pytest
-import torch
 from support.processes import wait_until_gone
 from support.scripts import run_python
-from tensordict import TensorDictBase
 from workloads.counting import CountingEnv, CountingError, Fault
 
-from marl_collect.collectors import Collector, MultiSyncCollector
+from marl_collect.collectors import MultiSyncCollector
 from marl_collect.errors import WorkerError
 from marl_collect.parallel_env import ParallelEnv
-
-
-def make() -> CountingEnv:
-    return CountingEnv(action_mask=True, state=True)
-
-
-def elementwise(td: TensorDictBase) -> TensorDictBase:
-    """Acts with comparisons and short sums, without a matrix product."""
-    observation = td.get(("hunter", "observation"))
-    td.set(("hunter", "action"), (observation[..., 0] * 1009).long() % 4)
-    td.set(("prey", "action"), td.get(("prey", "observation"))[..., :2] * 2 - 1)
-    return td
-
-
-def collect(kind: Any, factory: Any, policy: Any = None) -> TensorDictBase:
-    options = {"frames_per_batch": 80, "total_frames": 240, "seed": 3}
-    collector = kind(factory, policy, max_frames_per_traj=9, **options)
-    try:
-        return torch.cat([batch.clone() for batch in collector], dim=1)
-    finally:
-        collector.shutdown()
-
-
-@pytest.mark.parametrize("policy", [None, elementwise], ids=["random", "policy"])
-def test_inside_workers_it_gives_the_same_data(policy: Any) -> None:
-    expected = collect(Collector, [make] * 4, policy)
-    factories = [lambda: ParallelEnv(2, make, num_processes=2)] * 2
-    assert (collect(MultiSyncCollector, factories, policy) == expected).all()
 
 
 def test_an_error_inside_a_workers_processes_reaches_the_trainer() -> None:

@@ -66,30 +66,6 @@ def test_an_argument_of_another_kind_is_an_error_that_says_what_to_pass(
 TARGET = TINY.with_settings({"ppo.target_tau": 0.1, "ppo.normalise_values": True})
 
 
-@pytest.mark.parametrize(
-    ("setup", "options"),
-    [
-        ("mappo-local-shared", TINY),
-        ("mappo-local-shared", TARGET),
-        ("qmix-local-shared-ids", TINY),
-    ],
-)
-def test_a_saved_learner_goes_on_as_if_it_had_not_stopped(
-    setup: str, options: TrainingOptions, tmp_path: Path
-) -> None:
-    first = make(setup, options=options)
-    before, after = batches(first.policy, 2)
-    first.update(before, 0.0)
-    first.save(tmp_path / "learner.pt")
-    metrics = first.update(after, 0.5)
-    second = make(setup, seed=7, options=options)
-    second.load(tmp_path / "learner.pt")
-    assert second.update(after, 0.5) == metrics
-    assert first.updates == second.updates > 0
-    for name, tensor in first.policy.state_dict().items():
-        assert torch.equal(tensor, second.policy.state_dict()[name])
-
-
 @pytest.mark.parametrize("setup", ["mappo-local-shared", "vdn-local-shared"])
 def test_targets_begin_with_the_initial_weights(setup: str, tmp_path: Path) -> None:
     parsed = Setup.parse(setup)

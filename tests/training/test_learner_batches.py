@@ -138,27 +138,6 @@ def test_trajectories_of_several_environments_are_learnt_from(
         assert recurrent is None or len(learner.replay._episodes) == 7
 
 
-@pytest.mark.parametrize("frames", [23, 37])
-def test_sequences_of_a_prime_number_of_frames_are_not_cut_to_single_ones(
-    frames: int,
-) -> None:
-    settings = {"recurrent": "gru", "ppo.entropy_coeff": 0.0}
-    pieces = make("mappo-local-shared", **settings)
-    whole = make("mappo-local-shared", **settings, **{"ppo.sequence_frames": 100})
-    (batch,) = batches(pieces, environments=2)
-    batch = batch[:, :frames]
-    data, expected = pieces.prepare(batch), whole.prepare(batch)
-    assert data.shape == (2 * -(-frames // 4), 4)
-    assert expected.shape == (2, frames)
-    assert data["hunter", TRAINED].sum() == expected["hunter", TRAINED].sum()
-    # Stored states are those of these weights, so pieces have the values of the whole.
-    loss, other_loss = (
-        learner.loss(prepared)[0]
-        for learner, prepared in ((pieces, data), (whole, expected))
-    )
-    torch.testing.assert_close(loss, other_loss, rtol=1e-4, atol=1e-5)
-
-
 def moved(batch: Any, environment: int) -> Any:
     """Return a batch as if it were of another environment."""
     batch = batch.clone()

@@ -49,26 +49,6 @@ def test_minibatches_have_a_seed_of_their_own() -> None:
     assert learner_of(CountingEnv).generator.initial_seed() == 4890566965504419038
 
 
-@pytest.mark.parametrize(
-    ("minibatch_frames", "sizes"), [(20, [20, 20, 20]), (59, [30, 30]), (100, [60])]
-)
-def test_no_gradient_step_is_of_a_few_frames_that_remain(
-    minibatch_frames: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = {"ppo.minibatch_frames": minibatch_frames, "ppo.epochs": 1}
-    learner = learner_of(CountingEnv, **settings)
-    taken: list[int] = []
-    loss = learner.loss
-
-    def counted(minibatch: Any) -> Any:
-        taken.append(minibatch.numel())
-        return loss(minibatch)
-
-    monkeypatch.setattr(learner, "loss", counted)
-    learner.update(batch_of(CountingEnv, learner), progress=0.0)
-    assert taken == sizes
-
-
 def test_metrics_are_means_over_groups_and_losses_are_sums() -> None:
     """Each group is seen alone if no row of the other is trained."""
     learner = learner_of(CountingEnv)
@@ -121,20 +101,6 @@ def test_orthogonal_weights_have_one_singular_value(
 
 
 IMAGES = partial(CountingEnv, image=(32, 32, 3))
-
-
-@pytest.mark.parametrize("recurrent", [None, "gru", "lstm"])
-@pytest.mark.parametrize("name", ["ippo-local-shared-ids", "mappo-centralised-own"])
-def test_images_and_memory_are_trained(name: str, recurrent: bool) -> None:
-    # Large observations saturate tanh, which leaves layers below without a gradient.
-    settings = {"recurrent": recurrent, "activation": "elu"}
-    settings["ppo.minibatch_frames"] = 60
-    learner = learner_of(IMAGES, name, **settings)
-    learner.update(batch_of(IMAGES, learner), progress=0.0)
-    modules = {"policy": learner.policy, "critic": learner.critic}
-    for part_name, module in modules.items():
-        idle = [n for n, p in module.named_parameters() if not p.grad.any()]
-        assert not idle, part_name
 
 
 def test_an_observation_that_is_not_finite_makes_no_weight_nan() -> None:

@@ -88,30 +88,6 @@ def test_frames_are_drawn_from_all_of_the_newest(capacity: int) -> None:
         assert data["inside"].all()
 
 
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("batches", [0, 1, 4])
-def test_a_restored_buffer_draws_and_grows_as_the_saved_one(
-    whole: bool, batches: int
-) -> None:
-    stream = Stream(5)
-    first, second = (
-        ReplayBuffer(ENVS * 30, torch.device("cpu"), whole=whole) for _ in range(2)
-    )
-    for _ in range(batches):
-        first.extend(*stream.batch())
-    second.extend(*Stream(6).batch())  # Of which nothing is left.
-    second.load_state_dict(first.state_dict())
-    for _ in range(3):
-        batch = stream.batch()
-        assert first.extend(*batch) == second.extend(*batch)
-        ours, theirs = (
-            replay.take(replay.draw(50, torch.Generator().manual_seed(1)))
-            for replay in (first, second)
-        )
-        for name, value in ours.items():
-            assert torch.equal(value, theirs[name])
-
-
 def test_a_buffer_without_a_whole_episode_says_so() -> None:
     replay = ReplayBuffer(100, torch.device("cpu"), whole=True)
     data = {"number": torch.zeros(2, 5)}

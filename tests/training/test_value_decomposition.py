@@ -36,28 +36,6 @@ def batch_of(learner: Any, factory: Any = HUNTERS) -> Any:
         return collector.next().clone()
 
 
-def test_hard_targets_are_the_weights_of_every_other_step() -> None:
-    learner = learner_of(
-        "vdn-local-shared",
-        **{"value.tau": 1.0, "value.target_interval": 2, "value.frames_per_update": 60},
-    )
-    batch = batch_of(learner)
-
-    def weights(network: Any) -> list[Any]:
-        return [p.detach().clone() for p in network.parameters()]
-
-    first = weights(learner.target)
-    learner.update(batch, progress=0.5)
-    assert learner.updates == 1
-    for weight, target in zip(first, learner.target.parameters(), strict=True):
-        assert torch.equal(weight, target)
-    learner.update(batch, progress=0.5)
-    for weight, target in zip(
-        weights(learner.online), learner.target.parameters(), strict=True
-    ):
-        assert torch.equal(weight, target)
-
-
 @pytest.mark.accelerator
 @pytest.mark.parametrize("recurrent", [None, "gru"])
 @pytest.mark.parametrize("name", ["vdn-local-shared", "qmix-local-shared"])
