@@ -1,7 +1,7 @@
 """Commands for datasets: ``inspect``, ``copy``, ``export`` and ``import``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.filesize import decimal
@@ -11,9 +11,6 @@ from marl_collect.cli.consoles import err, out, user_errors
 from marl_collect.cli.tasks import parse_settings
 from marl_collect.core.description import FLAGS
 from marl_collect.files.atomic import named_if_full
-
-if TYPE_CHECKING:
-    from marl_collect.storage import Dataset
 
 
 def inspect(
@@ -43,6 +40,7 @@ def inspect(
     """
     from marl_collect.cli import histograms, summary
     from marl_collect.storage import open_dataset
+    from marl_collect.storage.card import card_tables
 
     with user_errors(OSError, ValueError):
         dataset = open_dataset(path, cache=cache)
@@ -66,20 +64,16 @@ def inspect(
             f"{episodes.lengths.mean():,.1f} frames" if len(episodes) else "-",
         ),
     ]
-    rows += _runs(dataset)
     out.print(summary.facts(rows))
     environment = description.environment
-    out.print(summary.groups_table(environment))
-    columns = [(column.key, column.shape, column.dtype) for column in frames.keys]
-    if keys:
-        out.print(summary.keys_table(columns))
-    else:  # Only what the environment reads and writes.
-        usual = {key for key, *_ in summary.environment_keys(environment)}
-        chosen = (key for key, *_ in columns if key in usual and key[-1] not in FLAGS)
+    if not keys:  # Only what the environment reads and writes.
+        usual = summary.environment_keys(environment)
+        names = (column.key for column in frames.keys)
+        chosen = (key for key in names if key in usual and key[-1] not in FLAGS)
         frames = frames.select(*chosen)
-    out.print(summary.ranges_table(frames.ranges()))
+    for table in card_tables(frames, episodes):
+        out.print(summary.table_of(table))
     if len(episodes):
-        out.print(summary.episodes_table(episodes))
         panels_shown = {
             "Team returns": panels[0][1],
             "Lengths in frames": panels[-1][1],
@@ -99,25 +93,6 @@ def inspect(
         with user_errors(OSError), named_if_full(card):
             card.write_text(dataset.card(), encoding="utf-8")
         out.print(f"card: {card}", soft_wrap=True)
-
-
-def _runs(dataset: "Dataset") -> list[tuple[str, str]]:
-    """Return what is printed about the runs of a dataset."""
-    from marl_collect.storage.card import new_versions
-
-    rows: list[tuple[str, str]] = []
-    versions = new_versions(dataset.runs)
-    for number, (run, frames) in enumerate(
-        zip(dataset.runs, dataset.run_frames, strict=True)
-    ):
-        policy = ", ".join(f"{k}={v}" for k, v in run.policy.items()) or "not described"
-        rows.append(
-            (f"run {number}", f"{frames:,} frames, {run.started}, seed {run.seed}")
-        )
-        rows.append(("", f"policy: {policy}"))
-        if versions[number]:
-            rows.append(("", f"versions: {versions[number]}"))
-    return rows
 
 
 def copy(

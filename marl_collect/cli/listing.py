@@ -73,6 +73,7 @@ def info(
     start_server(COLLECTOR_MODULES)  # It imports torch while this process does.
     from marl_collect.cli import summary
     from marl_collect.parallel_env.describe import describe
+    from marl_collect.storage.card import groups_table
 
     with environment_errors(task, chosen):
         description = describe(factory)
@@ -87,8 +88,8 @@ def info(
         ("reproducible", "yes, by seed" if description.repeats else "no"),
     ]
     out.print(summary.facts(rows))
-    out.print(summary.groups_table(description))
-    out.print(summary.keys_table(summary.environment_keys(description), title="Keys"))
+    out.print(summary.table_of(groups_table(description)))
+    out.print(summary.keys_table(description))
     if not settings:
         return
     table = Table(title="Settings (--env KEY=VALUE)")

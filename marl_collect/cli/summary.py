@@ -1,26 +1,12 @@
 """Tables of data, groups and spaces."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from rich.table import Column, Table
 
-from marl_collect.core.description import EnvDescription, Key
+from marl_collect.core.description import EnvDescription, Field, Key
 from marl_collect.errors import counted
-from marl_collect.storage.card import (
-    GROUP_COLUMNS,
-    SUMMARY,
-    group_rows,
-    number,
-    summaries,
-)
-from marl_collect.storage.statistics import Range
-
-if TYPE_CHECKING:
-    from marl_collect.storage import Trajectories
-
-KeyFacts = tuple[Key, Sequence[int], str]
-"""A key, the shape of one frame, and the dtype."""
+from marl_collect.storage import card as storage
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> Table:
@@ -44,7 +30,7 @@ def returns_table(
         returns: sum over all episodes of each agent's return, by group.
     """
     title = f"Mean return of {counted(episodes, 'episode')}"
-    table = Table("group", "agent", *_right("return"), title=title)
+    table = Table("group", "agent", Column("return", justify="right"), title=title)
     for name, sums in returns.items():
         for agent, total in zip(environment.groups[name].agents, sums, strict=True):
             table.add_row(name, agent, f"{total / episodes:,.3f}")
@@ -54,51 +40,31 @@ def returns_table(
     return table
 
 
-def episodes_table(episodes: "Trajectories") -> Table:
-    """Return a table of the returns of the team and of each agent, and of lengths."""
-    title = f"Returns and lengths of {counted(len(episodes), 'episode')}"
-    table = Table("group", "agent", *_right(*SUMMARY), title=title)
-    for group, agent, *numbers in summaries(episodes):
-        cells = (f"{value:,.3f}" for value in numbers)
-        style = "bold" if group == "all" else None
-        table.add_row(group, agent, *cells, style=style)
-    return table
+def table_of(table: storage.Table) -> Table:
+    """Return a table of a dataset's card."""
+    title, columns, rows = table
+    shown = Table(title=title)
+    for name in columns:
+        is_number = name in storage.NUMBERS
+        shown.add_column(
+            name, justify="right" if is_number else "left", overflow="fold"
+        )
+    for row in rows:
+        shown.add_row(*row)
+    return shown
 
 
-def ranges_table(ranges: Mapping[Key, Range]) -> Table:
-    """Return a table of the lowest and highest value of keys."""
-    numbers = _right("lowest", "highest", "NaN")
-    table = Table(Column("key", overflow="fold"), *numbers, title="Ranges of values")
-    for key, values in ranges.items():
-        name = repr(key[0] if len(key) == 1 else key)
-        table.add_row(name, number(values.low), number(values.high), f"{values.nans:,}")
-    return table
-
-
-def _right(*names: str) -> list[Column]:
-    return [Column(name, justify="right") for name in names]
-
-
-def groups_table(environment: EnvDescription) -> Table:
-    """Return a table of the groups: their agents and the spaces of one agent."""
-    columns = (Column(name, overflow="fold") for name in GROUP_COLUMNS)
-    table = Table(*columns, title="Groups")
-    for row in group_rows(environment):
-        table.add_row(*row)
-    return table
-
-
-def keys_table(keys: Iterable[KeyFacts], *, title: str = "Keys of a batch") -> Table:
-    """Return a table of keys with the shape and dtype of one frame."""
+def keys_table(environment: EnvDescription) -> Table:
+    """Return a table of an environment's keys, as in a batch."""
     names = ("key", "shape of a frame", "dtype")
-    table = Table(*(Column(name, overflow="fold") for name in names), title=title)
-    for key, shape, dtype in keys:
-        table.add_row(repr(key[0] if len(key) == 1 else key), str(list(shape)), dtype)
+    table = Table(*(Column(name, overflow="fold") for name in names), title="Keys")
+    for key, field in environment_keys(environment).items():
+        name = repr(key[0] if len(key) == 1 else key)
+        table.add_row(name, str(list(field.shape)), field.dtype.name)
     return table
 
 
-def environment_keys(environment: EnvDescription) -> list[KeyFacts]:
+def environment_keys(environment: EnvDescription) -> dict[Key, Field]:
     """Return the keys that an environment reads and writes, as in a batch."""
-    outcome = {("next", *key): leaf for key, leaf in environment.outcome().items()}
-    fields = environment.observed() | environment.actions() | outcome
-    return [(key, leaf.shape, leaf.dtype.name) for key, leaf in fields.items()]
+    outcome = {("next", *key): field for key, field in environment.outcome().items()}
+    return {**environment.observed(), **environment.actions(), **outcome}

@@ -2,10 +2,9 @@
 
 The folder of a cache has files of one *generation*, a random name:
 
-- ``G.records``: a NumPy record per frame with all small keys, and for large ones where
-  they begin and end in ``G.large``.
+- ``G.records``: a NumPy record per frame with its number in the episode and all small
+  keys, and for large ones where they begin and end in ``G.large``.
 - ``G.large``: large frames, each compressed with LZ4.
-- ``G.index``: run, trajectory, number in the episode and end of each frame.
 - ``G.N.order.npy``, ``G.N.episodes.npy``: the frames by episode, and the complete
   episodes, of the first N frames.
 - ``state.json``: what is complete. Everything behind it is rubbish of a killed process.
@@ -21,38 +20,39 @@ import json
 import mmap
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self, final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import TRAJ_IDS
+from marl_collect.core.description import Key
 from marl_collect.errors import DatasetError
 from marl_collect.files.atomic import sync, write_atomically
+from marl_collect.processes.cgroups import free_memory
 from marl_collect.storage.arrow import pa
 from marl_collect.storage.columns import (
     DONE,
     FRAME_INDEX,
+    RUN,
     Column,
     columns_of,
     decode,
     described,
     flat_rows,
-    runs_of,
 )
 from marl_collect.storage.description import difference
 from marl_collect.storage.files import BatchFile, naming, read_about, read_table
 
-_FORMAT: Final = 4
+_FORMAT: Final = 5
+_PAGE: Final = mmap.PAGESIZE
 _STATE: Final = "state.json"
-_INDEX: Final = np.dtype(
-    [("traj_id", "<i8"), ("run", "<i4"), ("frame_index", "<i4"), ("done", "?")],
-    align=True,
-)
 _LZ4: Final = pa.Codec("lz4_raw")
 
 
@@ -116,7 +116,6 @@ class CacheState:
         return {
             f"{name}.records": frames * dtype.itemsize,
             f"{name}.large": self.large_bytes,
-            f"{name}.index": frames * _INDEX.itemsize,
             f"{name}.{frames}.order.npy": 0,
             f"{name}.{frames}.episodes.npy": 0,
         }
@@ -148,44 +147,89 @@ class Cache:
     folder: Path
     state: CacheState
 
-    @property
-    def map(self) -> mmap.mmap:
-        """The mapping of the records."""
+    @cached_property
+    def _rows(self) -> dict[Key, torch.Tensor]:
+        """Every small key: views of the records, ``[frames, elements]``.
+
+        ``index_select`` copies rows of these as a whole. With more dimensions it takes
+        twice as long, and indexing four times: they copy element by element.
+        """
+        return {
+            c.key: c.tensor(self.records[c.name]).view(len(self.records), -1)
+            for c in self.columns
+            if not c.is_large
+        }
+
+    @cached_property
+    def _scarce(self) -> mmap.mmap | None:
+        """The mapping of the records if these do not fit into memory.
+
+        Then the kernel must not read what surrounds a frame: that would be megabytes.
+        """
+        memory = os.sysconf("SC_PHYS_PAGES") * _PAGE
+        limit = free_memory()
+        memory = memory if limit is None else min(memory, limit)
+        if self.records.nbytes <= memory / 2:
+            return None
         mapping: mmap.mmap = self.records._mmap  # type: ignore[attr-defined] # noqa: SLF001
+        mapping.madvise(mmap.MADV_RANDOM)
         return mapping
+
+    def read(
+        self, numbers: NDArray[np.int64], columns: Sequence[Column]
+    ) -> dict[Key, torch.Tensor]:
+        """Copy frames: each column ``[n, ...]``."""
+        if self._scarce is not None:  # Ask for the pages of all frames at once.
+            size = self.records.dtype.itemsize
+            for number in np.unique(numbers).tolist():
+                begin = number * size // _PAGE * _PAGE
+                end = (number + 1) * size
+                self._scarce.madvise(mmap.MADV_WILLNEED, begin, end - begin)
+        index = torch.from_numpy(np.ascontiguousarray(numbers))
+        return {
+            c.key: self._large(c, numbers)
+            if c.is_large
+            else self._rows[c.key].index_select(0, index).view(-1, *c.shape)
+            for c in columns
+        }
+
+    def _large(self, column: Column, numbers: NDArray[np.int64]) -> torch.Tensor:
+        out = np.empty((len(numbers), *column.shape), column.stored)
+        spans = self.records[column.name][numbers]
+        rows: dict[tuple[int, int], int] = {}
+        for row, span in enumerate(map(tuple, spans.tolist())):
+            # A frame is often read as the next one of the frame before it, too.
+            first = rows.setdefault(span, row)
+            if first == row:
+                self.large_frame(span, out[row])
+            else:
+                out[row] = out[first]
+        return column.tensor(out)
 
     def verify(self, files: Sequence[BatchFile]) -> None:
         """Decode its files again, and compare; see ``Dataset.verify``."""
         # As it is now: the episodes were read when it was opened.
         on_disk = _mapped(self.folder, self.state, self.columns)
         runs: dict[str, int] = {}
-        parts = []
         behind = 0
         for file in files:
-            rows, large, entries = _decoded(file, self.columns, runs)
+            rows, large = _decoded(file, self.columns, runs)
             stored = on_disk.records[behind : behind + len(rows)]
             behind += len(rows)
-            for column in self.columns:
-                actual, expected = stored[column.name], rows[column.name]
-                if not column.is_large:
-                    same = actual.tobytes() == expected.tobytes()
-                else:
-                    pairs = np.unique(np.c_[actual, expected[: len(actual), 0]], axis=0)
-                    out = np.empty(column.shape, column.stored)
-                    same = len(actual) == len(rows)
-                    for *span, number in pairs.tolist():
-                        on_disk.large_frame(span, out)
-                        same &= out.tobytes() == bytes(large[number])
-                if not same:
-                    raise self._differs(file.path)
-            parts.append(entries)
-        index = np.concatenate(parts)
-        order, episodes = _episodes(self.columns, index, on_disk.records)
-        path = self.folder / f"{self.state.generation}.index"
+            small = [FRAME_INDEX, *(c.name for c in self.columns if not c.is_large)]
+            same = all(stored[n].tobytes() == rows[n].tobytes() for n in small)
+            for column in (c for c in self.columns if c.is_large):
+                numbers = rows[column.name][: len(stored), :1]
+                pairs = np.unique(np.c_[stored[column.name], numbers], axis=0)
+                out = np.empty(column.shape, column.stored)
+                for *span, number in pairs.tolist():
+                    on_disk.large_frame(span, out)
+                    same &= out.tobytes() == bytes(large[number])
+            if not same:
+                raise self._differs(file.path)
+        order, episodes = _episodes(self.columns, on_disk.records, self.state.runs)
         same = (
-            (runs, len(index)) == (self.state.runs, len(on_disk.records))
-            # Not bytes: there are gaps.
-            and np.array_equal(np.fromfile(path, _INDEX, len(index)), index)
+            runs == self.state.runs
             and np.array_equal(order, on_disk.order)
             and episodes.dtype == on_disk.episodes.dtype
             and episodes.tobytes() == on_disk.episodes.tobytes()
@@ -281,6 +325,7 @@ def _record(columns: Sequence[Column]) -> np.dtype[Any]:
         (c.name, "<i8", (2,)) if c.is_large else (c.name, c.stored, c.shape)
         for c in columns
     ]
+    entries.append((FRAME_INDEX, "<i4"))
     # Large items first: no item crosses more cache lines than it must.
     entries.sort(key=lambda entry: -np.dtype(entry[1]).itemsize)
     return np.dtype(entries, align=True)
@@ -305,16 +350,15 @@ def _build(
             state, count = CacheState(str(dtype)), 0
         name = state.generation
         with ExitStack() as stack:
-            records, large, index = (
+            records, large = (
                 stack.enter_context((folder / f"{name}.{kind}").open("ab"))
-                for kind in ("records", "large", "index")
+                for kind in ("records", "large")
             )
             records.truncate(state.frames * dtype.itemsize)
             large.truncate(state.large_bytes)
-            index.truncate(state.frames * _INDEX.itemsize)
             for file in files[count:]:
                 state.parts.append(file.part())
-                rows, frames, entries = _decoded(file, columns, state.runs)
+                rows, frames = _decoded(file, columns, state.runs)
                 ends = [state.large_bytes]
                 for frame in frames:
                     size = 0
@@ -326,12 +370,10 @@ def _build(
                     if column.is_large:
                         rows[column.name] = spans[rows[column.name][:, 0]]
                 records.write(rows.view(np.uint8).data)
-                index.write(entries.view(np.uint8).data)
                 state.frames += len(rows)
                 state.large_bytes = ends[-1]
-        entries = np.fromfile(folder / f"{name}.index", _INDEX, state.frames)
         rows = _map(folder / f"{name}.records", dtype, state.frames)
-        order, episodes = _episodes(columns, entries, rows)
+        order, episodes = _episodes(columns, rows, state.runs)
         np.save(folder / f"{name}.{state.frames}.order.npy", order)
         np.save(folder / f"{name}.{state.frames}.episodes.npy", episodes)
         for current in state.sizes(dtype):
@@ -344,8 +386,8 @@ def _build(
 
 def _decoded(
     file: BatchFile, columns: tuple[Column, ...], runs: dict[str, int]
-) -> tuple[NDArray[Any], list[memoryview], NDArray[Any]]:
-    """Return records, large frames and index of a file; count frames by run."""
+) -> tuple[NDArray[Any], list[memoryview]]:
+    """Return the records and large frames of a file, and count its run's frames."""
     table = read_table(file.path, file.path)
     with naming(file.path):
         text = difference(described(columns), described(columns_of(table.schema)))
@@ -353,40 +395,38 @@ def _decoded(
             raise DatasetError(f"it does not fit the other files: {text}.")
         if not len(table):
             raise DatasetError("it has no frames.")
+        # Its dictionary may have names that no row has.
+        names = table.column(RUN).cast(pa.string()).unique().to_pylist()
+        if names != [file.run]:
+            raise DatasetError(f"it has frames of the runs {names}: it was renamed.")
         rows, large = decode(table, columns, _record(columns))
-        names, codes = runs_of(table)
-        entries = np.zeros(len(rows), _INDEX)
-        entries["frame_index"] = table.column(FRAME_INDEX).to_numpy()
-    for code, run in enumerate(names):
-        runs[run] = runs.get(run, 0) + int(np.count_nonzero(codes == code))
-    numbers = list(runs)
-    entries["run"] = np.array([numbers.index(run) for run in names])[codes]
-    by_key = {column.key: column.name for column in columns}
-    entries["traj_id"] = rows[by_key[TRAJ_IDS]]
-    entries["done"] = rows[by_key[DONE]].reshape(-1)
-    return rows, large, entries
+    runs[file.run] = runs.get(file.run, 0) + len(rows)
+    return rows, large
 
 
 def _episodes(
-    columns: Sequence[Column], index: NDArray[Any], records: NDArray[Any]
+    columns: Sequence[Column], records: NDArray[Any], runs: Mapping[str, int]
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Return the frames by episode, and the complete episodes.
 
     An episode is complete if its frames are number 0, 1, 2 and so on, and the last one
     is done. This covers episodes over many batches, in any order of rows.
     """
-    order = np.lexsort((index["traj_id"], index["run"]))
-    arranged = index[order]
+    by_key = {c.key: c.name for c in columns}
+    run = np.repeat(np.arange(len(runs)), [*runs.values()])
+    ids = np.ascontiguousarray(records[by_key[TRAJ_IDS]])
+    order = np.lexsort((ids, run))
+    ids = ids[order]
+    # Runs follow each other, so `run` is in this order as it is.
     is_first = np.ones(len(order), np.bool_)
-    is_first[1:] = (arranged["traj_id"][1:] != arranged["traj_id"][:-1]) | (
-        arranged["run"][1:] != arranged["run"][:-1]
-    )
+    is_first[1:] = (ids[1:] != ids[:-1]) | (run[1:] != run[:-1])
     first = np.flatnonzero(is_first)
     length = np.diff(np.append(first, len(order)))
     last = first + length - 1
     expected = np.arange(len(order)) - np.repeat(first, length)
-    is_wrong = arranged["frame_index"] != expected
-    complete = arranged["done"][last] & ~np.logical_or.reduceat(is_wrong, first)
+    is_wrong = records[FRAME_INDEX][order] != expected
+    is_done = flat_rows(records[by_key[DONE]][order[last]]).any(1)
+    complete = is_done & ~np.logical_or.reduceat(is_wrong, first)
     rewards = [column for column in columns if column.is_reward]
     kind: list[Any] = [
         *(("first", "<i8"), ("length", "<i8"), ("traj_id", "<i8")),
@@ -395,9 +435,7 @@ def _episodes(
     ]
     episodes = np.zeros(int(complete.sum()), kind)
     episodes["first"], episodes["length"] = first[complete], length[complete]
-    for name in ("traj_id", "run"):
-        episodes[name] = arranged[name][first[complete]]
-    by_key = {c.key: c.name for c in columns}
+    episodes["traj_id"], episodes["run"] = ids[first[complete]], run[first[complete]]
     if ("next", "terminated") in by_key:
         ends = records[by_key["next", "terminated"]][order[last[complete]]]
         episodes["terminated"] = flat_rows(ends).any(1)

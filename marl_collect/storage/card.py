@@ -1,19 +1,23 @@
-"""The card of a dataset: what it holds and how to load it, as Markdown."""
+"""What a dataset holds, as tables, and its card: these and how to load it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from gymnasium import spaces
 
 from marl_collect.core.description import EnvDescription, stored_action
-from marl_collect.storage.description import RunDescription
 
 if TYPE_CHECKING:  # They import pyarrow, and `marl-collect info` needs none.
     from marl_collect.storage.frames import Transitions
     from marl_collect.storage.trajectories import Trajectories
 
-_LOADING = """
+Table = tuple[str, Sequence[str], list[tuple[str, ...]]]
+"""Title, names of the columns, and rows."""
+NUMBERS: Final = ("mean", "std", "lowest", "highest", "NaN")
+"""Columns of numbers."""
+
+_LOADING = """\
 ```python
 from marl_collect import open_dataset
 
@@ -25,15 +29,6 @@ for batch in dataset.transitions.loader(batch_size=256, seed=0):  # one epoch
 ```
 """
 
-SUMMARY: Final = ("mean", "std", "lowest", "highest")
-"""What is said about numbers of episodes."""
-GROUP_COLUMNS: Final = ("group", "agents", "observation", "action")
-
-_ABOUT_KEYS = (
-    "Shapes are those of one frame. Ranges are over all valid frames and agents, the "
-    "zeros of dead agents included."
-)
-
 
 def card(frames: "Transitions", episodes: "Trajectories") -> str:
     """Return the card of a dataset as Markdown."""
@@ -41,65 +36,80 @@ def card(frames: "Transitions", episodes: "Trajectories") -> str:
     summary = (
         f"Multi-agent experience in the environment `{about.task}`, collected with "
         f"marl_collect: {len(frames):,} frames, {len(episodes):,} complete "
-        f"episodes, {frames.nbytes / 1e6:,.1f} MB in memory."
+        f"episodes, {frames.nbytes / 1e6:,.1f} MB in memory. Shapes are those of one "
+        "frame. Ranges are over all valid frames and agents, the zeros of dead agents "
+        "included."
     )
-    sections = [
-        f"# {about.task}",
-        summary,
-        "## Environment",
-        f"Settings: {dict(about.env_kwargs) or 'the defaults'}.",
-        _table(GROUP_COLUMNS, group_rows(about.environment)),
-        "## Statistics",
-        _episodes(episodes),
-        "## Keys",
-        _ABOUT_KEYS,
-        _keys(frames),
-        "## Runs",
-        _runs(frames),
-        "## Loading",
-        _LOADING.strip(),
-    ]
-    return "\n\n".join(sections) + "\n"
+    settings = f"Settings: {dict(about.env_kwargs) or 'the defaults'}."
+    sections = [f"# {about.task}", summary, settings]
+    for title, columns, rows in card_tables(frames, episodes):
+        named = ((f"`{name}`", *cells) for name, *cells in rows)
+        lines = map(_line, (columns, ["---"] * len(columns), *named))
+        sections += [f"## {title}", "\n".join(lines) if rows else "None."]
+    return "\n\n".join([*sections, "## Loading", _LOADING])
 
 
-def number(value: float | None) -> str:
+def card_tables(frames: "Transitions", episodes: "Trajectories") -> Iterator[Table]:
+    """Yield groups, summaries of the episodes, keys and runs."""
+    yield groups_table(frames.description.environment)
+    yield episodes_table(episodes)
+    yield _keys_table(frames)
+    yield _runs_table(frames)
+
+
+def _line(cells: Sequence[str]) -> str:
+    escaped = (c.replace("|", "\\|").replace("\n", "<br>") for c in cells)
+    return f"| {' | '.join(escaped)} |"
+
+
+def _number(value: float | None) -> str:
     """Return a number with at most five digits; integers are whole."""
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.5g}"
 
 
-def group_rows(environment: EnvDescription) -> Iterator[tuple[str, ...]]:
-    """Yield the texts of ``GROUP_COLUMNS`` for each group."""
+def groups_table(environment: EnvDescription) -> Table:
+    """Return the agents of each group, and the spaces of one agent."""
+    rows = []
     for name, group in environment.groups.items():
         agents = f"{group.n_agents}: {', '.join(group.agents)}"
-        observation = describe_space(group.observation)
-        yield name, agents, observation, describe_space(stored_action(group))
+        own = map(describe_space, (group.observation, stored_action(group)))
+        rows.append((name, agents, *own))
+    return "Groups", ("group", "agents", "observation", "action"), rows
 
 
-def _episodes(episodes: "Trajectories") -> str:
-    if not len(episodes):
-        return "No episode is complete."
-    rows = (
-        (group, agent, *map(number, numbers))
-        for group, agent, *numbers in summaries(episodes)
-    )
-    return _table(("group", "agent", *SUMMARY), rows)
-
-
-def summaries(episodes: "Trajectories") -> Iterator[tuple[Any, ...]]:
-    """Yield ``SUMMARY`` of the returns of the team and of each agent, and of lengths.
-
-    With the names of a group and an agent. There is at least one episode.
-    """
+def episodes_table(episodes: "Trajectories") -> Table:
+    """Return the returns of the team and of each agent, and lengths."""
     groups = episodes.description.environment.groups
-    columns: list[Any] = [("all", "team sum", episodes.returns)]
+    values = [("all", "team sum", episodes.returns)]
     for name, returns in episodes.agent_returns.items():
         agents = zip(groups[name].agents, returns.T, strict=True)
-        columns += ((name, agent, values) for agent, values in agents)
-    columns.append(("all", "length", episodes.lengths))
-    for *names, values in columns:
-        yield (*names, *(float(f(values)) for f in (np.mean, np.std, np.min, np.max)))
+        values += ((name, agent, of_agent) for agent, of_agent in agents)
+    values.append(("all", "length", episodes.lengths.astype(float)))
+    rows = [
+        (
+            *names,
+            *(_number(float(f(of_all))) for f in (np.mean, np.std, np.min, np.max)),
+        )
+        for *names, of_all in (values if len(episodes) else [])
+    ]
+    return "Complete episodes", ("group", "agent", *NUMBERS[:4]), rows
+
+
+def _keys_table(frames: "Transitions") -> Table:
+    """Return shape and dtype of the keys, and the range of their values."""
+    ranges = frames.ranges()
+    rows = [
+        (
+            repr(column.key[0] if len(column.key) == 1 else column.key),
+            str(list(column.shape)),
+            column.dtype,
+            *map(_number, vars(ranges[column.key]).values()),
+        )
+        for column in frames.keys
+    ]
+    return "Keys", ("key", "shape", "dtype", *NUMBERS[2:]), rows
 
 
 def describe_space(space: spaces.Space[Any]) -> str:
@@ -115,54 +125,19 @@ def describe_space(space: spaces.Space[Any]) -> str:
     return str(space)
 
 
-def _keys(frames: "Transitions") -> str:
-    ranges = frames.ranges()
-    rows = (
-        (
-            f"`{field.key[0] if len(field.key) == 1 else field.key!r}`",
-            str(list(field.shape)),
-            field.dtype,
-            *map(number, vars(ranges[field.key]).values()),
-        )
-        for field in frames.keys
-    )
-    return _table(("key", "shape", "dtype", "lowest", "highest", "NaN"), rows)
-
-
-def _runs(frames: "Transitions") -> str:
-    counts = frames.cache.state.runs.values()
-    runs = zip(frames.runs, counts, new_versions(frames.runs), strict=True)
-    rows = (
-        (
-            str(number),
-            f"{count:,}",
-            str(run.seed),
-            run.started,
-            ", ".join(f"{k}={v}" for k, v in run.policy.items()),
-            ", ".join(f"{k}={v}" for k, v in run.options.items() if v is not None),
-            versions,
-        )
-        for number, (run, count, versions) in enumerate(runs)
-    )
-    columns = ("run", "frames", "seed", "started", "policy", "options", "new versions")
-    return _table(columns, rows)
-
-
-def new_versions(runs: Sequence[RunDescription]) -> list[str]:
-    """Return for each run the versions that differ from those of the run before."""
+def _runs_table(frames: "Transitions") -> Table:
+    """Return how each run was collected, with the versions that it changed."""
+    rows: list[tuple[str, ...]] = []
     before: Mapping[str, str] = {}
-    texts = []
-    for run in runs:
-        new = (f"{k} {v}" for k, v in run.versions.items() if before.get(k) != v)
-        texts.append(", ".join(new))
+    counts = frames.cache.state.runs.values()
+    for number, (run, count) in enumerate(zip(frames.runs, counts, strict=True)):
+        new = {k: v for k, v in run.versions.items() if before.get(k) != v}
         before = run.versions
-    return texts
+        facts = {"policy": run.policy, "options": run.options, "new versions": new}
+        about = "\n".join(f"{k}: {_pairs(v)}" for k, v in facts.items() if v)
+        rows.append((str(number), f"{count:,}", str(run.seed), run.started, about))
+    return "Runs", ("run", "frames", "seed", "started", "about"), rows
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", "<br>")
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k}={v}" for k, v in values.items() if v is not None)

@@ -25,6 +25,7 @@ from marl_collect.buffers.layout import FRAME_IDS, TRAJ_IDS, VALID
 from marl_collect.core.description import Key
 from marl_collect.core.tensordicts import flatten
 from marl_collect.errors import DatasetError
+from marl_collect.options import Option, require
 from marl_collect.storage.arrow import pa, pc
 
 RUN: Final = "run"
@@ -145,6 +146,7 @@ def expanded(batch: TensorDictBase) -> TensorDictBase:
 
 def rows_of(batch: TensorDictBase) -> Rows:
     """Return the valid frames of a batch ``[B, T]``, row by row."""
+    require("batch", batch, TensorDictBase, Option(""))
     if batch.ndim != 2:
         raise ValueError(f"Expected a batch [B, T], but found {list(batch.shape)}.")
     tensors = flatten(expanded(batch))
@@ -248,15 +250,16 @@ def decode(
 ) -> tuple[NDArray[Any], list[memoryview]]:
     """Return the frames of a table as records, and the bytes of large frames.
 
-    A record has a field for each column: its values, or for large ones two int64, of
-    which the first one is a number in the list.
+    A record has the number of the frame, and a field for each column: its values, or
+    for large ones two int64, of which the first one is a number in the list.
     """
     names = {column.key: column.name for column in columns}
     # All sizes are compared with the described ones before memory is allocated.
     decoded = {column: _decode(table.column(column.name), column) for column in columns}
     rows = np.zeros(len(table), dtype)
+    rows[FRAME_INDEX] = table.column(FRAME_INDEX).to_numpy()
     large: list[memoryview] = []
-    follows = _follows(table, decoded)
+    follows = _follows(rows[FRAME_INDEX], decoded)
     for column, (values, is_null) in sorted(
         decoded.items(), key=lambda item: item[0].root is not None
     ):
@@ -275,24 +278,14 @@ def decode(
     return rows, large
 
 
-def runs_of(table: pa.Table) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the names of a table's runs as they appear, and of each row the number."""
-    # The dictionary of a file may have names that no row has.
-    column = table.column(RUN).cast(pa.string())
-    encoded = pa.concat_arrays(column.chunks).dictionary_encode()
-    if encoded.null_count:
-        raise DatasetError("it has frames without a run.")
-    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
-
-
-def _follows(table: pa.Table, decoded: Mapping[Column, Any]) -> NDArray[np.bool_]:
+def _follows(
+    index: NDArray[np.int32], decoded: Mapping[Column, Any]
+) -> NDArray[np.bool_]:
     """Return for each row whether the next one continues its episode."""
     (ids,) = (values for c, (values, _) in decoded.items() if c.key == TRAJ_IDS)
-    runs, index = runs_of(table)[1], table.column(FRAME_INDEX).to_numpy()
     # Where the beginning was not seen, all are -1.
     is_next = (index[1:] == index[:-1] + 1) | ((index[1:] == -1) & (index[:-1] == -1))
-    same = (runs[1:] == runs[:-1]) & (ids[1:] == ids[:-1])
-    return np.append(same & is_next, False)
+    return np.append((ids[1:] == ids[:-1]) & is_next, False)
 
 
 def flat_rows(values: NDArray[Any]) -> NDArray[Any]:

@@ -10,7 +10,7 @@ from marl_collect.files.urls import url_of
 from marl_collect.options import Option, require
 from marl_collect.programs import notebooks
 from marl_collect.storage.cache import Cache, cache_folder, open_cache, user_cache
-from marl_collect.storage.card import card
+from marl_collect.storage.card import card, episodes_table, groups_table
 from marl_collect.storage.copying import fetch
 from marl_collect.storage.description import (
     DatasetDescription,
@@ -46,7 +46,7 @@ class Dataset:
 
     def __init__(self, name: str, files: Sequence[BatchFile], cache: Cache) -> None:
         self.name, self.files = name, tuple(files)
-        self.description, self.runs = _about(self.files, list(cache.state.runs))
+        self.description, self.runs = _about(self.files)
         self.transitions = Transitions(
             name, cache, cache.columns, self.description, self.runs
         )
@@ -84,18 +84,15 @@ class Dataset:
         )
 
     def _repr_html_(self) -> str:
-        """Show sizes and groups as tables in notebooks."""
-        lengths, returns = self.trajectories.lengths, self.trajectories.returns
-        rows = {
-            "path": self.name,
-            "frames": f"{len(self):,}",
-            "episodes": f"{len(lengths):,}",
-            "mean length": float(lengths.mean()) if len(lengths) else None,
-            "mean team return": float(returns.mean()) if len(lengths) else None,
-            "runs": len(self.runs),
-        }
-        about = notebooks.facts(self.description.task, rows)
-        return about + self.description.environment.to_html()
+        """Show sizes, groups and episodes as tables in notebooks."""
+        sizes = {"path": self.name, "frames": len(self), "runs": len(self.runs)}
+        sizes["episodes"] = len(self.trajectories)
+        about = notebooks.facts(self.description.task, sizes)
+        tables = (
+            groups_table(self.description.environment),
+            episodes_table(self.trajectories),
+        )
+        return about + "".join(notebooks.table(*table) for table in tables)
 
 
 def open_dataset(
@@ -168,18 +165,14 @@ def _list_all(folders: Sequence[Path]) -> list[BatchFile]:
 
 
 def _about(
-    files: Sequence[BatchFile], runs: list[str]
+    files: Sequence[BatchFile],
 ) -> tuple[DatasetDescription, tuple[RunDescription, ...]]:
-    """Return the descriptions of the dataset and of its runs, in this order."""
-    firsts = {file.run: file for file in files if not file.first}
-    if list(firsts) != runs:
-        raise DatasetError(
-            f"{files[0].path.parent} has frames of the runs {', '.join(runs)}, but "
-            f"files of {', '.join(firsts)}: a file was renamed."
-        )
+    """Return the descriptions of the dataset and of its runs."""
     expected: Any = None
     described = []
-    for file in firsts.values():
+    for file in files:
+        if file.first:
+            continue
         with naming(file.path):
             _, about = read_about(file.path)
             described.append(RunDescription.from_json(about["run"]))

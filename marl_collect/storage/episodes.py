@@ -154,7 +154,13 @@ class EpisodeTracker:
         if latest == traj_id and not is_running:
             raise ValueError(_continues(traj_id))
         if latest > traj_id or (is_running and is_first_step):
-            raise ValueError(_begins_again(traj_id, latest))
+            raise ValueError(
+                f"{_name(traj_id)} comes after frames of its episode "
+                f"{latest & 0xFFFFFFFF}, but numbers increase within a run, and two "
+                "episodes of one number would be joined. A collector's set_seed and "
+                "load_state_dict begin such numbers again: open a new Writer after "
+                "them. Add batches in the order in which they were collected."
+            )
 
 
 def _first_steps(rows: Rows) -> NDArray[np.bool_] | None:
@@ -172,27 +178,19 @@ def _check_finite(traj_id: int, returns: Mapping[str, NDArray[np.float64]]) -> N
         if not np.isfinite(values).all():
             agent = int(np.flatnonzero(~np.isfinite(values))[0])
             raise ValueError(
-                f"Agent {agent} of the group {name!r} has the return {values[agent]} "
-                f"in episode {traj_id & 0xFFFFFFFF} of environment {traj_id >> 32}. "
-                "Returns must be finite, so the batch was not written. Look for a "
-                "reward that is NaN or infinite."
+                f"{_name(traj_id)} has the return {values[agent]} of agent {agent} of "
+                f"the group {name!r}. Returns must be finite, so the batch was not "
+                "written. Look for a reward that is NaN or infinite."
             )
 
 
 def _continues(traj_id: int) -> str:
     return (
-        f"Episode {traj_id & 0xFFFFFFFF} of environment {traj_id >> 32} continues "
-        "after a frame whose ('next', 'done') is True. set_truncated=True causes this: "
-        "the pieces would be listed as whole episodes. Omit it. max_frames_per_traj "
-        "limits the length of episodes."
+        f"{_name(traj_id)} continues after a frame whose ('next', 'done') is True. "
+        "set_truncated=True causes this: the pieces would be listed as whole episodes. "
+        "Omit it. max_frames_per_traj limits the length of episodes."
     )
 
 
-def _begins_again(traj_id: int, latest: int) -> str:
-    return (
-        f"Episode {traj_id & 0xFFFFFFFF} of environment {traj_id >> 32} comes after "
-        f"frames of its episode {latest & 0xFFFFFFFF}, but numbers increase within a "
-        "run, and two episodes of one number would be joined. set_seed and "
-        "load_state_dict of a collector begin such numbers again: open a new Writer "
-        "after them. Add batches in the order in which they were collected."
-    )
+def _name(traj_id: int) -> str:
+    return f"Episode {traj_id & 0xFFFFFFFF} of environment {traj_id >> 32}"

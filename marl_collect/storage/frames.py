@@ -1,9 +1,7 @@
 """Reads frames by their numbers."""
 
-import mmap
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Self, final
 
@@ -14,24 +12,17 @@ from tensordict import TensorDict
 
 from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
+from marl_collect.core.replay import frames_of
 from marl_collect.core.tensordicts import assemble, key_path
 from marl_collect.options import Option, require
-from marl_collect.processes.cgroups import free_memory
 from marl_collect.storage.cache import Cache
 from marl_collect.storage.columns import Column
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.loading import Loadable, item_numbers
 from marl_collect.storage.statistics import Moments, Range, moments_of
 
-_PAGE: Final = mmap.PAGESIZE
 _PART: Final = 20_000
 """Frames that are read at once by what reads all of them."""
-
-
-def ranges(begin: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the numbers ``begin[i], ..., begin[i] + counts[i] - 1`` of each i."""
-    shift = begin - np.cumsum(counts) + counts
-    return np.repeat(shift, counts) + np.arange(int(counts.sum()))
 
 
 def starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -82,10 +73,6 @@ class Transitions(Loadable):
     def __repr__(self) -> str:
         return f"Transitions({self.name!r}, {len(self)} frames)"
 
-    def __reduce__(self) -> Any:
-        """Leave the views out: pickle would copy all frames."""
-        return type(self), tuple(getattr(self, f.name) for f in fields(self))
-
     def __getitem__(self, index: int | slice | Sequence[int] | Any) -> TensorDict:
         """Read frames into new memory.
 
@@ -131,18 +118,15 @@ class Transitions(Loadable):
         Raises:
             KeyError: if a key does not exist.
         """
-        wanted = [key_path(key) for key in keys]
-        below = {
-            key: [column for column in self.keys if column.key[: len(key)] == key]
-            for key in wanted
-        }
-        for key, columns in below.items():
+        chosen: set[Column] = set()
+        for key in map(key_path, keys):
+            columns = {column for column in self.keys if column.key[: len(key)] == key}
             if not columns:
                 names = ", ".join("/".join(column.key) for column in self.keys)
                 raise KeyError(
                     f"There is no key {'/'.join(key)} in {self.name}; it has {names}."
                 )
-        chosen = {column for columns in below.values() for column in columns}
+            chosen |= columns
         return replace(self, keys=tuple(c for c in self.keys if c in chosen))
 
     def moments(self, *keys: str | Key) -> dict[Key, Moments]:
@@ -184,59 +168,23 @@ class Transitions(Loadable):
         """Size of all frames in memory."""
         return len(self) * sum(column.nbytes for column in self.keys)
 
-    @cached_property
-    def _rows(self) -> dict[Key, torch.Tensor]:
-        """Every small key of the cache: views of its records, ``[frames, elements]``.
-
-        ``index_select`` copies rows of these as a whole. With more dimensions it takes
-        twice as long, and indexing four times: they copy element by element.
-        """
-        records = self.cache.records
-        return {
-            column.key: column.tensor(records[column.name]).view(len(records), -1)
-            for column in self.keys
-            if not column.is_large
-        }
-
-    @cached_property
-    def _needs_advice(self) -> bool:
-        """Whether the records do not fit into memory.
-
-        Then the kernel must not read what surrounds a frame: that would be megabytes.
-        """
-        memory = os.sysconf("SC_PHYS_PAGES") * _PAGE
-        limit = free_memory()
-        memory = memory if limit is None else min(memory, limit)
-        needs_advice = self.cache.records.nbytes > memory / 2
-        if needs_advice:
-            self.cache.map.madvise(mmap.MADV_RANDOM)
-        return needs_advice
-
     def numbers(
         self, first: NDArray[np.int64], length: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Return the numbers of frames of pieces, which begin in ``Cache.order``."""
-        return np.asarray(self.cache.order[ranges(first, length)])
+        return np.asarray(self.cache.order[frames_of(first, length)])
 
     def read(
         self, numbers: NDArray[np.int64], keys: Sequence[Column] | None = None
     ) -> dict[Key, torch.Tensor]:
         """Copy frames of the cache, of all or some keys: each ``[n, ...]``."""
-        if self._needs_advice:
-            self._advise(numbers)
-        index = torch.from_numpy(np.ascontiguousarray(numbers))
-        return {
-            column.key: self._large(column, numbers)
-            if column.is_large
-            else self._rows[column.key].index_select(0, index).view(-1, *column.shape)
-            for column in (self.keys if keys is None else keys)
-        }
+        return self.cache.read(numbers, self.keys if keys is None else keys)
 
     def arrays(self, numbers: NDArray[np.int64]) -> dict[Key, NDArray[Any]]:
         """Copy frames as ``read`` does, as arrays; float32 instead of bfloat16."""
         return {
-            key: (t.float() if t.is_floating_point() and c.is_view else t).numpy()
-            for c, (key, t) in zip(self.keys, self.read(numbers).items(), strict=True)
+            c.key: (t.float() if t.is_floating_point() and c.is_view else t).numpy()
+            for c, t in zip(self.keys, self.read(numbers).values(), strict=True)
         }
 
     def parts(self) -> Iterator[dict[Key, torch.Tensor]]:
@@ -285,25 +233,3 @@ class Transitions(Loadable):
     def _positions(self, positions: NDArray[np.int64]) -> TensorDict:
         numbers = positions if self.chosen is None else self.chosen[positions]
         return self.nested(self.read(numbers), [len(numbers)], time=False)
-
-    def _large(self, column: Column, numbers: NDArray[np.int64]) -> torch.Tensor:
-        out = np.empty((len(numbers), *column.shape), column.stored)
-        spans = self.cache.records[column.name][numbers]
-        rows: dict[tuple[int, int], int] = {}
-        for row, span in enumerate(map(tuple, spans.tolist())):
-            # A frame is often read as the next one of the frame before it, too.
-            first = rows.setdefault(span, row)
-            if first == row:
-                self.cache.large_frame(span, out[row])
-            else:
-                out[row] = out[first]
-        return column.tensor(out)
-
-    def _advise(self, numbers: NDArray[np.int64]) -> None:
-        """Ask the kernel for the pages of all frames at once."""
-        size = self.cache.records.dtype.itemsize
-        for number in np.unique(numbers).tolist():
-            begin = number * size // _PAGE * _PAGE
-            self.cache.map.madvise(
-                mmap.MADV_WILLNEED, begin, (number + 1) * size - begin
-            )

@@ -228,19 +228,12 @@ class Loader:
         return self._loop(self._epoch, self._done)
 
     def _loop(self, epoch: int, done: int) -> Iterator[TensorDict]:
-        for batch in self._read(self._order(epoch)[done:]):
-            done += 1
-            if epoch == self._epoch:
-                self._done = done
-            yield batch
-
-    def _read(self, batches: list[list[int]]) -> Iterator[TensorDict]:
         workers = self._options.workers
         with torch.device("cpu"):  # It draws, on whatever device is the default.
             loader = iter(
                 DataLoader(
                     self._source,  # type: ignore[arg-type] # has the methods
-                    batch_sampler=batches,
+                    batch_sampler=self._order(epoch)[done:],
                     num_workers=workers,
                     # Other methods, such as TorchRL's default, run the script again.
                     multiprocessing_context="fork" if workers else None,
@@ -249,7 +242,11 @@ class Loader:
                     generator=torch.Generator(),  # Not the user's.
                 )
             )
-        yield from loader
+        for batch in loader:
+            done += 1
+            if epoch == self._epoch:
+                self._done = done
+            yield batch
 
     def state_dict(self) -> dict[str, int]:
         """Return the position: seed, epoch, and batches of the epoch that are done."""

@@ -105,7 +105,11 @@ def export_minari(
                 for name, (read, key, dtype) in sources.items():
                     array = read(frames, key)
                     array = array.astype(dtype or array.dtype, copy=False)
-                    _write(group, "/".join(name), array)
+                    group.create_dataset(
+                        "/".join(name),
+                        data=array,
+                        compression="gzip" if array.nbytes >= _CHUNKED_FROM else None,
+                    )
                 done += episode.length
                 progress(done, total, [episode])
         metadata = json.dumps(_metadata(trajectories, dataset_id))
@@ -237,14 +241,3 @@ def _leaves(
             yield from _leaves(inner, (*key, str(i)), (*path, f"_index_{i}"))
     else:
         yield key, path, np.dtype(space.dtype)
-
-
-def _write(group: Any, path: str, array: NDArray[Any]) -> None:
-    import h5py
-
-    if array.nbytes >= _CHUNKED_FROM:
-        group.create_dataset(path, data=array, compression="gzip")
-        return
-    settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    settings.set_layout(h5py.h5d.COMPACT)  # Inside its header.
-    group.create_dataset(path, data=array, dcpl=settings)

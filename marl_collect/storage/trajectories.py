@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.collectors.statistics import episode_means
 from marl_collect.core.description import Key
+from marl_collect.core.replay import frames_of
 from marl_collect.core.seeding import episode_seeds
 from marl_collect.files.folders import completed
 from marl_collect.files.urls import local_folder
@@ -23,7 +24,7 @@ from marl_collect.rollout.episodes import Episode
 from marl_collect.storage.columns import DONE, Column, flat_rows
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.frames import Transitions, draw, ranges, starts
+from marl_collect.storage.frames import Transitions, draw, starts
 from marl_collect.storage.loading import Items, Loadable, item_numbers
 from marl_collect.storage.writer import Writer
 
@@ -320,7 +321,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
                         numbers = frames.numbers(part["first"], part["length"])
                         tensors = frames.read(numbers)
                         values = {c: c.array(tensors[c.key]) for c in frames.keys}
-                        index = ranges(np.zeros(len(part), np.int64), part["length"])
+                        index = frames_of(np.zeros(len(part), np.int64), part["length"])
                         writer.write(values, index.astype(np.int32))
 
     def __repr__(self) -> str:
@@ -382,7 +383,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
         tensors = self._frames.read(between[item_starts[:-1]], root)
         tensors |= self._frames.read(between[item_starts[1:] - 1], after)
         item = torch.from_numpy(np.repeat(np.arange(len(steps)), steps))
-        power = torch.from_numpy(ranges(np.zeros_like(steps), steps))
+        power = torch.from_numpy(frames_of(np.zeros_like(steps), steps))
         discount = gamma ** power.double()
         for key, values in self._frames.read(between, rewards).items():
             weighted = values * discount.view(-1, *[1] * (values.ndim - 1))

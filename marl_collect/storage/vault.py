@@ -36,9 +36,10 @@ _INDEX: Final = "vault_index"
 _NEEDED: Final = ("observations", "actions", "rewards", "terminals", "truncations")
 _LEGALS, _STATE = "infos.legals", "infos.state"
 _EXPECTED: Final = (
-    "expected OG-MARL's arrays observations [B, T, N, ...], actions [B, T, N] or "
-    "[B, T, N, size], rewards, terminals and truncations [B, T, N]; with or without "
-    "infos.legals [B, T, N, actions] and infos.state [B, T, ...]"
+    "expected OG-MARL's arrays observations [B, T, N, ...], actions [B, T, N] or, as "
+    "floats without infos.legals, [B, T, N, size], rewards, terminals and truncations "
+    "[B, T, N]; with or without infos.legals [B, T, N, actions] and infos.state "
+    "[B, T, ...]"
 )
 _CURE: Final = "copy or download the whole folder of the vault again"
 _GROUP: Final = "agents"
@@ -154,18 +155,19 @@ class _Vault:
                     f"the vault has version {version}, but 1.x can be read."
                 )
             names = list(_names(self.metadata["structure_shape"]))
-        missing = [name for name in _NEEDED if name not in names]
-        if missing:
-            raise DatasetError(
-                f"{folder} is a vault without {', '.join(missing)}: {_EXPECTED}. It "
-                f"has {', '.join(names)}."
-            )
         self.arrays = {
             name: self._open(name, f"{name}.")
             for name in (*_NEEDED, _LEGALS, _STATE)
             if name in names
         }
-        self._check_shapes()
+        if not (set(_NEEDED) <= self.arrays.keys() and self._is_regular()):
+            shapes = {
+                n: f" {self.dtype(n)} {[*a.shape]}" for n, a in self.arrays.items()
+            }
+            actual = ", ".join(f"{name}{shapes.get(name, '')}" for name in names)
+            raise DatasetError(
+                f"{folder} is another vault: {_EXPECTED}. It has {actual}."
+            )
         index = self._result(_INDEX, self._open(_INDEX, _INDEX).read())
         self.steps = int(index.reshape(-1)[0])
         self.rows, most, self.agents = self.arrays["terminals"].shape
@@ -207,25 +209,18 @@ class _Vault:
         with naming(f"The array {name} of the vault {self.folder}", _CURE):
             return future.result()
 
-    def _check_shapes(self) -> None:
+    def _is_regular(self) -> bool:
+        """Return whether all arrays have the same rows, steps and agents."""
         shapes = {name: tuple(array.shape) for name, array in self.arrays.items()}
         prefix = shapes["terminals"]
         n_dims = {"rewards": 3, "terminals": 3, "truncations": 3, _LEGALS: 4}
         if _LEGALS in shapes or self.dtype("actions").kind != "f":
             n_dims["actions"] = 3
-        if len(prefix) != 3 or any(
-            shape[: 2 if name == _STATE else 3] != prefix[: 2 if name == _STATE else 3]
-            or len(shape) != n_dims.get(name, len(shape))
+        return len(prefix) == 3 and all(
+            shape[: 2 if name == _STATE else 3] == prefix[: 2 if name == _STATE else 3]
+            and len(shape) == n_dims.get(name, len(shape))
             for name, shape in shapes.items()
-        ):
-            actual = ", ".join(
-                f"{name} {self.dtype(name)} {[shape[0], 'T', *shape[2:]]}"
-                for name, shape in shapes.items()
-            )
-            raise DatasetError(
-                f"{self.folder} is a vault of other shapes: {_EXPECTED}; actions with "
-                f"a size are floats without infos.legals. It has {actual}."
-            )
+        )
 
 
 def _names(structure: Any) -> Iterator[str]:

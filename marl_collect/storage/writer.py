@@ -99,9 +99,10 @@ class Writer(Closing):
     def add(self, batch: TensorDictBase, *, whole: bool = False) -> list[EndedEpisode]:
         """Write a batch; when this returns, it is on disk.
 
-        A batch that is refused with a ``ValueError`` changes nothing. After any other
-        error the writer is closed, because later batches would lack a part of their
-        episodes; the dataset has all batches that were added before.
+        A batch that is refused with a ``TypeError`` or a ``ValueError`` changes
+        nothing. After any other error the writer is closed, because later batches would
+        lack a part of their episodes; the dataset has all batches that were added
+        before.
 
         Args:
             batch: ``[B, T]`` with ``("collector", "traj_ids")``.
@@ -111,6 +112,7 @@ class Writer(Closing):
             The episodes that ended in it and whose beginning was seen.
 
         Raises:
+            TypeError: if ``batch`` is not a TensorDict.
             ValueError: if keys, shapes or dtypes differ from those of the dataset, a
                 trajectory continues after its end or begins again, a return is not
                 finite, or there are no frames.

@@ -21,7 +21,7 @@ from storage_streams import (
 )
 from tensordict import TensorDict
 
-from marl_collect.storage import open_dataset
+from marl_collect.storage import Trajectories, open_dataset
 from marl_collect.storage.statistics import Range
 
 EXTRA = ("g", "extra")
@@ -37,8 +37,10 @@ def test_values_of_every_dtype_and_shape_come_back(
 ) -> None:
     monkeypatch.setattr("marl_collect.storage.frames._PART", 7)
     # As if the data did not fit into memory.
-    monkeypatch.setattr("marl_collect.storage.frames.free_memory", lambda: 1)
+    monkeypatch.setattr("marl_collect.storage.cache.free_memory", lambda: 1)
     batches = Stream(extras={"extra": (dtype, shape)}).batches()
+    for batch in batches:
+        batch["constant"] = torch.full(batch.shape, 0.1)
     write(tmp_path, batches)
     dataset = open_dataset(tmp_path)
     frames = dataset.transitions[:]
@@ -69,11 +71,24 @@ def test_values_of_every_dtype_and_shape_come_back(
     known = [number for number in numbers if not math.isnan(number)]
     low, high = min(known, default=None), max(known, default=None)
     assert actual == Range(low, high, len(numbers) - len(known))
-    moments = dataset.transitions.moments(EXTRA)
-    (scaled,) = dataset.transitions.normalised(moments).loader(24, shuffle=False)
-    mean, std = moments[EXTRA].mean, moments[EXTRA].std.clamp(1e-6)
-    expected = (frames[EXTRA].float() - mean) / std
-    torch.testing.assert_close(scaled[EXTRA], expected, equal_nan=True)
+    check_moments(trajectories, pieces, padded)
+
+
+def check_moments(trajectories: Trajectories, pieces: Any, padded: Any) -> None:
+    """Moments are over all frames and agents. Normalised padding is zero."""
+    frames = trajectories.transitions
+    moments = frames.moments(EXTRA, "constant")
+    of_agents = frames[:][EXTRA].double().flatten(0, 1)
+    std = mean = torch.zeros(of_agents.shape[1:])
+    if of_agents.numel():  # Otherwise torch warns.
+        std, mean = torch.std_mean(of_agents, 0, correction=0)
+    scaled = pieces.normalised(moments).__getitems__(list(range(len(pieces))))
+    mask = padded["collector", "mask"]
+    assert not scaled["constant"].any()
+    for key in (EXTRA, ("next", *EXTRA)):
+        expected = (padded[key].float() - mean.float()) / std.float().clamp(1e-6)
+        expected *= mask.view(*mask.shape, *[1] * (expected.ndim - 2))
+        torch.testing.assert_close(scaled[key], expected, equal_nan=True)
 
 
 def zeros_of_either_sign() -> TensorDict:

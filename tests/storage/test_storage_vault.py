@@ -1,6 +1,7 @@
 """Vaults of flashbax, written with tensorstore as flashbax does, become datasets."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,12 @@ import pytest
 pytest.importorskip("tensorstore", reason="needs the extra vault")
 
 import tensorstore as ts
-import torch
 from gymnasium import spaces
-from support.vaults import N, make_arrays, open_array, write_vault
+from support.vaults import make_arrays, open_array, write_vault
 
 from marl_collect.storage import Dataset, DatasetError, import_vault, vault
 
 FLAGS = ("done", "terminated", "truncated")
-
-
-def flags(frames: Any, *prefix: str) -> list[Any]:
-    return [frames[*prefix, name].squeeze(-1).tolist() for name in FLAGS]
-
-
-def imported(folder: Path, arrays: Any) -> Dataset:
-    return import_vault(write_vault(folder / "v" / "u", arrays), folder / "d")
 
 
 @pytest.fixture(params=[20_000, 5], ids=["one batch", "several batches"])
@@ -35,127 +27,115 @@ def small_batches(
     monkeypatch.setattr(vault, "_FRAMES", request.param)
 
 
+def episodes_of(arrays: Any, row: int) -> Iterator[tuple[int, int, Any, Any]]:
+    """Yield start, number of frames, and each agent's end and whether it terminated."""
+    start, ends = 0, dict[int, tuple[int, bool]]()
+    _, steps, n = arrays["terminals"].shape
+    for step in range(steps):
+        for agent in range(n):
+            terminal = bool(arrays["terminals"][row, step, agent])
+            if terminal or arrays["truncations"][row, step, agent]:
+                ends.setdefault(agent, (step - start, terminal))
+        if len(ends) == n or step == steps - 1:
+            whole = [by_terminal for _, by_terminal in ends.values()] == [True] * n
+            frames = step - start + whole  # After another step there is no observation.
+            lasts, terminated = np.full(n, frames - 1), np.zeros(n, np.bool_)
+            for agent, (end, by_terminal) in ends.items():
+                terminated[agent] = by_terminal and end < frames
+                if terminated[agent] or not by_terminal:
+                    lasts[agent] = end - (not by_terminal)
+            if frames:
+                yield start, frames, lasts, terminated
+            start, ends = step + 1, {}
+
+
+ACTIONS: dict[str, tuple[Any, Any]] = {
+    "legals": (spaces.Discrete(4), np.int64),
+    "numbers": (spaces.Discrete(4), np.int64),
+    "floats": (spaces.Box(-np.inf, np.inf, (2,), np.float32), np.float32),
+}
+UNBOUNDED = -np.inf, np.inf
+OBSERVATIONS: Any = [
+    *((np.float32, UNBOUNDED), (np.float16, UNBOUNDED), (np.uint8, (0, 255))),
+    *((np.int16, (-(2**15), 2**15 - 1)), (np.bool_, (0, 1))),
+]
+
+
 @pytest.mark.usefixtures("small_batches")
-def test_episodes_have_the_values_of_their_steps(tmp_path: Path) -> None:
-    arrays = make_arrays(rows=2, steps=13)
-    arrays["terminals"][0, 3] = True  # Steps 0 to 3 of the first row.
-    arrays["truncations"][0, 9] = True  # Steps 4 to 9.
-    arrays["truncations"][0, 10] = True  # No transition; 11 and 12 end with the row.
-    arrays["terminals"][1, 12] = True
-    source = write_vault(tmp_path / "2s3z.vlt" / "Good", arrays, quality="good")
-    dataset = import_vault(source, tmp_path / "d")
+@pytest.mark.parametrize("acting", ACTIONS)
+def test_episodes_have_the_values_of_their_steps(tmp_path: Path, acting: str) -> None:
+    """A plain loop says where episodes and their agents end, which is drawn."""
+    for dtype, bounds in OBSERVATIONS:
+        rng, n = np.random.default_rng(len(acting)), 3
+        arrays = make_arrays(rows=8, steps=13, n=n)
+        for name in ("terminals", "truncations"):
+            rare = np.array([0, 0.05, 0.1, 0.4])[rng.integers(0, 4, (8, 1, n))]
+            arrays[name] = (rng.random((8, 13, n)) < rare).astype(dtype)
+        arrays["terminals"][0, 4] = arrays["truncations"][1, 4] = True  # At once.
+        arrays["truncations"][1, 5] = True  # No transition.
+        shape = (8, 13, n, 2, 3)
+        arrays["observations"] = (rng.normal(size=shape) * 9).astype(dtype)
+        arrays["infos.arrived"] = np.zeros((8, 13), np.int32)  # It is left out.
+        if acting != "legals":
+            del arrays["infos.legals"], arrays["infos.state"]
+        if acting == "floats":
+            arrays["actions"] = rng.normal(size=(8, 13, n, 2)).astype(np.float32)
+        folder = tmp_path / np.dtype(dtype).name
+        source = write_vault(folder / "2s3z.vlt" / "Good", arrays, quality="good")
+        dataset = import_vault(source, folder / "d")
+        check_description(
+            dataset, acting, spaces.Box(bounds[0], bounds[1], shape[3:], dtype)
+        )
+        expected = [
+            frames_of(arrays, row, *episode)
+            for row in range(8)
+            for episode in episodes_of(arrays, row)
+        ]
+        for truth, episode in zip(expected, dataset.trajectories, strict=True):
+            for key, values in truth.items():
+                assert np.array_equal(episode[key], values), key
+            leaves = episode.keys(include_nested=True, leaves_only=True)
+            assert len(list(leaves)) == len(truth) + 1  # And traj_ids.
+            assert episode["agents", "action"].numpy().dtype == ACTIONS[acting][1]
+
+
+def check_description(dataset: Dataset, acting: str, observation: spaces.Box) -> None:
+    environment = dataset.description.environment
+    group = environment.groups["agents"]
     assert dataset.description.task == "2s3z"
-    group = dataset.description.environment.groups["agents"]
-    assert group.agents == ("agent_0", "agent_1")
-    assert group.action == spaces.Discrete(4)
-    assert group.observation == spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    assert group.agents == ("agent_0", "agent_1", "agent_2")
+    assert (group.observation, group.action) == (observation, ACTIONS[acting][0])
+    assert group.action_mask == bool(environment.root) == (acting == "legals")
     (run,) = dataset.runs
     assert run.options == {"vault": "2s3z.vlt/Good", "quality": "good"}
 
-    expected = [(0, 0, 4, True), (0, 4, 5, False), (0, 11, 1, False), (1, 0, 13, True)]
-    for (row, start, frames, terminated), episode in zip(
-        expected, dataset.trajectories, strict=True
-    ):
-        read = {name: values[row] for name, values in arrays.items()}
-        now, later = {}, {}
-        for name, values in read.items():
-            now[name] = values[start : start + frames]
-            later[name] = values[start + 1 : start + frames + (not terminated)]
-            if terminated:  # Zeros.
-                later[name] = np.append(later[name], values[:1] * 0, 0)
-        legals = np.append(now["infos.legals"] != 0, np.ones((1, N, 4), bool), 0)
-        end = np.arange(frames)[:, None] == frames - 1
-        ends = end, end & terminated, end & (not terminated)
-        truth: dict[Any, Any] = {
-            ("agents", "observation"): now["observations"],
-            ("agents", "action"): now["actions"],
-            ("agents", "action_mask"): legals[:-1],
-            ("agents", "mask"): np.ones((frames, N), bool),
-            "state": now["infos.state"],
-            ("next", "agents", "observation"): later["observations"],
-            ("next", "agents", "reward"): now["rewards"][..., None],
-            ("next", "agents", "action_mask"): legals[1:],
-            ("next", "agents", "mask"): ~end.repeat(N, 1),
-            ("next", "state"): later["infos.state"],
-        }
-        for name, values in zip(FLAGS, ends, strict=True):
-            truth |= {name: end & False, ("next", name): values}
-            truth["next", "agents", name] = values.repeat(N, 1)[..., None]
-        for key, values in truth.items():
-            assert np.array_equal(episode[key], values), key
-        assert episode["agents", "action"].dtype == torch.int64
 
-
-@pytest.mark.usefixtures("small_batches")
-def test_agents_may_end_before_the_episode(tmp_path: Path) -> None:
-    arrays = make_arrays(1, 9, n=3)
-    arrays["terminals"][0, 1, 0] = True  # Its flag may be set once, or from then on.
-    arrays["truncations"][0, 2:, 1] = True  # What came after its step 2 is unknown.
-    arrays["terminals"][0, 4:, 2] = True  # Not all have terminated: step 4 is left out.
-    arrays["truncations"][0, 5, 0] = arrays["terminals"][0, 8, 0] = True
-    arrays["truncations"][0, 5:, 1] = True  # In its first step: it has no transition.
-    arrays["terminals"][0, 5:8, 2] = False
-    first, second = imported(tmp_path, arrays).trajectories
-
-    after = first["next", "agents"]
-    assert first.shape == (4,)
-    assert after["done"][..., 0].T.int().tolist() == [
-        [0, 1, 1, 1],
-        [0, 1, 1, 1],
-        [0, 0, 0, 1],
-    ]
-    assert after["terminated"][-1, :, 0].tolist() == [True, False, False]
-    assert after["truncated"][-1, :, 0].tolist() == [False, True, True]
-    assert torch.equal(first["agents", "done"][1:], after["done"][:-1])
-    assert torch.equal(first["agents", "mask"], ~first["agents", "done"][..., 0])
-    acts = first["agents", "mask"][..., None]
-    legals = torch.from_numpy(arrays["infos.legals"][0, :4] != 0)
-    assert torch.equal(first["agents", "action_mask"], legals | ~acts)
-    assert flags(first["next"])[1:] == [[False] * 4, [False] * 3 + [True]]
-    truth = arrays["observations"][0, 1:5]
-    assert np.array_equal(after["observation"], truth)
-
-    assert second.shape == (3,)
-    mask = [[False, False, True]] * 3
-    assert second["agents", "mask"].tolist() == mask
-    assert second["next", "truncated"][:, 0].tolist() == [False, False, True]
-    assert not second["next", "agents", "terminated"].any()
-
-
-NUMBERED = np.array([0, 2, 1, 0, 1, 2] * N).reshape(1, 6, N), spaces.Discrete(3)
-CONTINUOUS = (
-    np.linspace(-1, 1, 36, dtype=np.float32).reshape(1, 6, N, 3),
-    spaces.Box(-np.inf, np.inf, (3,), np.float32),
-)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "acting"),
-    [
-        *((dtype, NUMBERED) for dtype in (np.uint8, np.int16, np.bool_)),
-        (np.float16, CONTINUOUS),
-    ],
-)
-def test_spaces_follow_from_the_arrays(tmp_path: Path, dtype: Any, acting: Any) -> None:
-    arrays = make_arrays(1, 6)
-    del arrays["infos.legals"], arrays["infos.state"]
-    arrays["infos.arrived"] = np.zeros((1, 6), np.int32)  # Other infos are left out.
-    arrays["terminals"] = np.zeros((1, 6, N), np.float32)
-    arrays["terminals"][:, -1] = 1
-    arrays["observations"] = np.ones((1, 6, N, 4, 4, 3), dtype)
-    arrays["actions"], space = acting
-    dataset = imported(tmp_path, arrays)
-    environment = dataset.description.environment
-    group = environment.groups["agents"]
-    assert group.action == space
-    assert group.observation.shape == (4, 4, 3)
-    assert group.observation.dtype == dtype
-    assert not group.action_mask
-    assert not environment.root
-    (episode,) = dataset.trajectories
-    assert np.array_equal(episode["agents", "observation"], arrays["observations"][0])
-    assert np.array_equal(episode["agents", "action"], arrays["actions"][0])
-    assert episode["next", "terminated"][-1]
+def frames_of(
+    arrays: Any, row: int, start: int, frames: int, lasts: Any, terminated: Any
+) -> dict[Any, Any]:
+    """Return the frames of an episode."""
+    read = {name: values[row, start:][: frames + 1] for name, values in arrays.items()}
+    if terminated.all():  # Zeros follow.
+        read = {k: np.append(v[:frames], v[:1] * 0, 0) for k, v in read.items()}
+    done = np.arange(frames + 1)[:, None] > lasts
+    both: dict[Any, Any] = {
+        ("agents", "observation"): read["observations"],
+        ("agents", "mask"): ~done,
+    }
+    if "infos.legals" in read:
+        # Every action is legal for an agent that does not act.
+        both["agents", "action_mask"] = (read["infos.legals"] != 0) | done[..., None]
+        both["state",] = read["infos.state"]
+    of_all: Any = done.all(1, keepdims=True), terminated.all()
+    for path, ended, by_end in (((), *of_all), (("agents",), done, terminated)):
+        flags = ended, ended & by_end, ended & ~by_end
+        for name, values in zip(FLAGS, flags, strict=True):
+            both[*path, name] = values[..., None] if path else values
+    truth = {key: values[:-1] for key, values in both.items()}
+    truth |= {("next", *key): values[1:] for key, values in both.items()}
+    truth["agents", "action"] = read["actions"][:frames]
+    truth["next", "agents", "reward"] = read["rewards"][:frames, :, None]
+    return truth
 
 
 def check_error(source: Path, *texts: str) -> None:
@@ -189,11 +169,11 @@ def test_other_structures_are_an_error(tmp_path: Path) -> None:
         ("actions", arrays["actions"][..., None]),
     ):
         source = write_vault(tmp_path / "v" / name, arrays | {name: changed_array})
-        check_error(source, "other shapes: expected OG-MARL's", f"{name} ", "[1, 'T'")
+        check_error(source, "another vault: expected OG-MARL's", f"{name} ", "[1, 100")
     mava = arrays | {"observations.view": arrays["observations"]}
     del mava["observations"], mava["actions"]
     source = write_vault(tmp_path / "v" / "mava", mava)
-    check_error(source, "without observations, actions", "It has rewards, terminals")
+    check_error(source, "It has rewards float32", "observations.view.")
     source = write_vault(tmp_path / "v" / "short", make_arrays(1, 1))
     check_error(source, "has no transition: 1 steps are written")
     arrays["actions"][0, 2, 1] = 4
