@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,29 +133,6 @@ class Stream:
         return frame
 
 
-def collected(
-    n_envs: int = 2,
-    *,
-    frames: int = 20,
-    batches: int = 5,
-    seed: int = 0,
-    state: bool = False,
-    endless: bool = False,
-    **options: Any,
-) -> tuple[DatasetDescription, list[TensorDict]]:
-    """Collect batches of counting environments; endless ones never end an episode."""
-    lengths: Any = {"min_length": 10**9, "max_length": 10**9, "deaths": False}
-    collector = Collector(
-        [lambda: CountingEnv(state=state, **(lengths if endless else {}))] * n_envs,
-        frames_per_batch=frames,
-        total_frames=batches * frames,
-        seed=seed,
-        **options,
-    )
-    about = DatasetDescription("counting", collector.description)
-    return about, [batch.clone() for batch in collector]
-
-
 def write(
     path: Path,
     batches: Iterable[TensorDict],
@@ -170,13 +148,15 @@ def write(
 
 def add_run(path: Path, seed: int, task: str = "c") -> list[TensorDict]:
     """Write a run with pictures, whose episodes cross batches; return its batches."""
-    about, batches = collected(3, frames=30, batches=10, seed=seed, state=True)
+    envs = [partial(CountingEnv, state=True)] * 3
+    collector = Collector(envs, frames_per_batch=30, total_frames=300, seed=seed)
+    batches = [batch.clone() for batch in collector]
     for batch in batches:
         shape = (*batch.shape, 2, 40, 36, 3)
         batch["hunter", "image"] = torch.randint(256, shape, dtype=torch.uint8)
     versions = {"python": "3.11" if seed < 2 else "3.12"}
     run = RunDescription(seed, {"kind": "random"}, versions=versions)
-    write(path, batches, DatasetDescription(task, about.environment), run)
+    write(path, batches, DatasetDescription(task, collector.description), run)
     return batches
 
 
