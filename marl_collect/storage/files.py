@@ -57,14 +57,9 @@ def new_run(files: Sequence[BatchFile]) -> str:
     if files:
         last = files[-1].run.rpartition("-")[0]
         # Where the clock was set back, or is that of another machine.
-        try:
+        with naming(files[-1].path, "move it to another folder"):  # Of no such time.
             after = datetime.strptime(last, _TIME).replace(tzinfo=UTC)
             now = max(now, after + timedelta(microseconds=1))
-        except (ValueError, OverflowError) as error:
-            raise DatasetError(
-                f"{files[-1].path} is not named after the time of a run: move it to "
-                "another folder."
-            ) from error
     return f"{now.strftime(_TIME)}-{secrets.token_hex(4)}"
 
 

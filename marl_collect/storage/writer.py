@@ -204,14 +204,10 @@ class Writer(Closing):
                     path.unlink()
 
     def _check_open(self) -> None:
-        if self._error is not None:
-            raise ClosedError(
-                "This writer is closed, because a batch could not be written: "
-                f"{self._error}. The batches before it are in {self.path}. Open a new "
-                "writer to add a run to it."
-            ) from self._error
         if self._closed or os.getpid() != self._owner:
+            why = "" if self._error is None else f" after an error, {self._error}"
             raise ClosedError(
-                f"This writer of {self.path} is closed, or belongs to the process that "
-                "this one was forked from: open a new one."
-            )
+                f"This writer of {self.path} is closed{why}, or belongs to the process "
+                "that this one was forked from. What it has added is on disk. Open a "
+                "new writer to add a run."
+            ) from self._error
