@@ -95,18 +95,6 @@ def winds(batch: Any) -> Any:
     return batch["team", "observation"][..., 0, 1]
 
 
-def test_the_next_batch_is_collected_after_the_call() -> None:
-    with collector_of(Collector) as collector:
-        first = collector.next().clone()
-        assert collector.call_env("set_wind", 0.5, environments=[3, 1]) == [0.0, 0.0]
-        assert collector.call_env("set_wind", 2) == [0.0, 0.5, 0.0, 0.5]
-        second = collector.next()
-    assert (winds(first) == 0).all()
-    # The first frame of a batch was observed before.
-    assert (winds(second)[:, 1:] == 2).all()
-    assert (second["next", "team", "reward"] == 2).all()
-
-
 def test_results_are_in_the_order_of_the_environments() -> None:
     with collector_of(MultiSyncCollector) as collector:
         for k in range(ENVS):

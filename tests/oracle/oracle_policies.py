@@ -695,9 +695,17 @@ class WithSettings(nn.Module):
         self.space, self.slotted = SimpleNamespace(step=0.0), Slotted()
         self.nested: dict[str, Any] = {"a": {"b": [({"c": 0.0},)]}}
         self.some = {0.0}
+        self.steps = nn.Parameter(torch.zeros(()))  # Of training, a quarter of each.
+        self.level = nn.Parameter(torch.zeros(()))
+        self.layer, self.tied = _layer(), _layer()
+        self.tied.bias = self.layer.bias
+        self.register_buffer("kept", torch.zeros(2))
+        self.register_buffer("passing", torch.zeros(2), persistent=False)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        return numbers + self.table.sum() + self.total()
+        weights = self.level + self.layer.weight.sum() + self.tied.weight.sum()
+        tensors = weights + self.kept.sum() + self.passing.sum() + self.table.sum()
+        return numbers + tensors.detach() + self.total()
 
     def total(self) -> float:
         deep = self.config.inner["a"][0]["b"]["step"] + self.nested["a"]["b"][0][0]["c"]
@@ -706,16 +714,24 @@ class WithSettings(nn.Module):
         return total + 0.5 * (not self.training)
 
     def change(self) -> None:
-        """Change one setting. No count of the changes may reveal that there was one."""
-        total = self.total() + float(self.table.sum())
-        CHANGES[int(2 * total) % len(CHANGES)](self)
+        """Change one setting, or one of the tensors in another way than training."""
+        CHANGES[int(4 * self.steps) % len(CHANGES)](self)
 
     def settings(self) -> dict[str, Any]:
         names = ("noise", "table", "array", "config", "space", "slotted", "nested")
-        return {name: getattr(self, name) for name in (*names, "some", "training")}
+        names += ("some", "training", "passing")
+        return {name: getattr(self, name) for name in names}
 
     def restore(self, settings: dict[str, Any]) -> None:
+        self.passing.copy_(settings.pop("passing"))
         vars(self).update(settings)
+
+
+def _layer() -> nn.Linear:
+    layer = nn.Linear(1, 2)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 def _raise(owner: Any, name: Any = "step", by: float = 0.5) -> None:
@@ -723,6 +739,13 @@ def _raise(owner: Any, name: Any = "step", by: float = 0.5) -> None:
         owner[name] += by
     else:
         setattr(owner, name, getattr(owner, name) + by)
+
+
+def _replace_layer(module: WithSettings) -> None:
+    layer = _layer()
+    layer.weight = nn.Parameter(module.layer.weight.detach() + 0.25)
+    layer.bias = module.tied.bias
+    module.layer = layer
 
 
 def _switch_mode(module: WithSettings) -> None:
@@ -745,6 +768,14 @@ CHANGES: list[Callable[[Any], None]] = [
     lambda module: module.some.add(max(module.some) + 0.5),
     lambda module: np.add(module.array, 0.25, out=module.array),
     _switch_mode,
+    lambda module: setattr(module, "table", module.table + 0.25),
+    lambda module: setattr(module, "level", nn.Parameter(module.level.data + 0.5)),
+    lambda module: setattr(module.level, "data", module.level.data + 0.5),
+    lambda module: setattr(module, "kept", module.kept + 0.25),
+    lambda module: module.passing.add_(0.25),
+    lambda module: module.layer.requires_grad_(False).weight.data.add_(0.25),
+    _replace_layer,
+    lambda module: setattr(module.tied, "weight", module.layer.weight),
 ]
 """Each makes what a module computes larger by one half."""
 

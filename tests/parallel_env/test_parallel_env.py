@@ -116,34 +116,6 @@ def test_a_batch_is_bound_to_its_own_memory_only() -> None:
         engine.bind(engine.allocate())
 
 
-def test_groups_can_step_in_turn() -> None:
-    """Two halves stepped separately give the same data as the whole batch."""
-    with (
-        ParallelEnv(4, counting, num_processes=2, groups=2) as env,
-        SerialEnv(4, counting) as serial,
-    ):
-        engine, reference = env.engine(), serial.engine()
-        memory, expected = engine.allocate(), reference.allocate()
-        engine.bind(memory)
-        reference.bind(expected)
-        first, second = engine.parts()
-        assert (first.size, second.size) == (2, 2)
-        for batch in (engine, reference):
-            batch.reset(range(4), [9, 8, 7, 6])
-        first.step_async()
-        for _ in range(3):
-            second.step_async()
-            first.step_wait()
-            first.step_async()
-            second.step_wait()
-        first.step_wait()
-        for _ in range(3):
-            reference.step()
-        reference.step_some([0, 1])
-        for key in memory:
-            assert (memory[key] == expected[key]).all(), key
-
-
 def test_processes_do_not_import_torch() -> None:
     code = """
 import sys
