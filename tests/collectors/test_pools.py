@@ -10,7 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 from workloads.counting import CountingEnv
 
-from marl_collect import Evaluator, PolicyPool, evaluate
+from marl_collect import Evaluator, PolicyPool
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.policies.pool import Sample
 
@@ -186,20 +186,6 @@ def test_an_evaluator_plays_against_the_versions_of_now() -> None:
             pool.update()
     # Evaluations are no training: they do not count.
     assert pool.games.sum() == 0
-
-
-def test_an_episode_meets_the_version_that_its_seed_picks() -> None:
-    net = Shift()
-    pool = PolicyPool(net, size=3, sample="win_rate")
-    options: dict[str, Any] = {"assign": against_the_past, "num_workers": 2}
-    options["policies"] = {"main": net, "past": pool}
-    for _ in range(2):
-        pool.update()
-    expected = [pool.pick(seed) for seed in range(12)]
-    assert len(set(expected)) == 3
-    evaluation = evaluate(None, CountingEnv, episodes=12, seeds=range(12), **options)
-    for index, episode in zip(expected, evaluation.episodes, strict=True):
-        assert set(episode.policy_ids["prey"]) <= {0, 1 + index}
 
 
 class Counts(Shift):

@@ -163,10 +163,11 @@ def test_policies_in_workers_and_beside_processes(name: str, collector: str) -> 
     assert check(case) > 0 or KINDS[name].refused
 
 
+@pytest.mark.parametrize("collector", ["Collector", "halves"])
 @pytest.mark.parametrize("name", ["normaliser", "encoder", "pops", "recurrent"])
-def test_compact_observations_that_a_policy_changes(name: str) -> None:
-    case = Case(WORLDS[0], name, each=2, frames=6, options={"compact_obs": True})
-    assert check(case) == 24
+def test_compact_observations_that_a_policy_changes(name: str, collector: str) -> None:
+    case = Case(WORLDS[0], name, collector=collector, each=2, frames=6)
+    assert check(replace(case, options={"compact_obs": True})) == 24
 
 
 @pytest.mark.parametrize("event", [("seed", 7), ("reset",), ("resume",)])

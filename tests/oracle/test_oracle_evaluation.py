@@ -94,7 +94,10 @@ def test_episodes_are_those_of_their_seeds(data: st.DataObject) -> None:
     compare(world, name, seeds, each, DETERMINISTIC, episodes=count, **options)
 
 
-@pytest.mark.parametrize("name", ["shared", "recurrent", "assigned_networks"])
+SAMPLED = "shared", "recurrent", "assigned_networks", "assigned_pool"
+
+
+@pytest.mark.parametrize("name", SAMPLED)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_noise_of_networks_is_that_of_the_seed(workers: int, name: str) -> None:
     groups = Group(mask="observation"), Group("b", action="box")

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from workloads.counting import CountingEnv
 
-from marl_collect import Collector
-from marl_collect.buffers.compact_observations import restore_next
 from marl_collect.buffers.layout import STEP_COUNT, TRAJ_IDS, VERSION, batch_fields
 from marl_collect.core.batch import EnvBatch
 from marl_collect.core.description import allocate
@@ -81,16 +79,6 @@ def test_states_can_be_exchanged_between_both(serial: Any, parallel: Any) -> Non
     alternating.load(state)
     alternating.collect(again := slot(parallel, 9))
     equal(again, parallel_slot)
-
-
-def test_observations_that_are_apart_belong_to_their_rows() -> None:
-    following = []
-    for envs in ([make] * 4, lambda: ParallelEnv(4, make, groups=2)):
-        with Collector(
-            envs, frames_per_batch=40, seed=4, compact_obs=True
-        ) as collector:
-            following.append(restore_next(collector.next())["next"])
-    assert (following[0] == following[1]).all()
 
 
 def test_all_parts_end_at_the_same_frame(parallel: Any) -> None:
