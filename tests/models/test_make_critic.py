@@ -9,7 +9,7 @@ from gymnasium import spaces
 from model_tools import observe
 
 from marl_collect.core.description import EnvDescription, GroupDescription
-from marl_collect.models import CrossGroupCritic, make_critic, set_recurrent_mode
+from marl_collect.models import CrossGroupCritic, make_critic
 
 VECTOR = GroupDescription(
     ("a", "b"), spaces.Box(-1, 1, (5,), np.float32), spaces.Discrete(3)
@@ -82,21 +82,6 @@ def test_a_cross_group_critic_reads_the_only_vector_of_nested_observations() -> 
     assert isinstance(critic, CrossGroupCritic)
     values = critic(observe(description, 3))
     assert values["two", "state_value"].shape[-2:] == (1, 1)
-
-
-def test_states_of_critic_and_policy_do_not_share_a_key() -> None:
-    critic = make_critic(BOTH, recurrent="gru", **SMALL)
-    td = observe(BOTH, 2).unsqueeze(1).expand(2, 5).contiguous()
-    td["is_init"] = torch.zeros(2, 5, 1, dtype=torch.bool)
-    state = ("one", "critic_recurrent_state")
-    td[state] = torch.randn(2, 5, 2, 1, 6)
-    with set_recurrent_mode():
-        values = critic(td)["one", "state_value"]
-    assert td["next", *state].shape == (2, 5, 2, 1, 6)
-    assert ("one", "recurrent_state") not in td.keys(True)
-    step = td[:, 0].select(*[("one", "observation"), state, "is_init"])
-    step["two"] = td["two"][:, 0].select("observation")
-    torch.testing.assert_close(critic(step)["one", "state_value"], values[:, 0])
 
 
 def test_an_option_of_policies_only_is_refused() -> None:
