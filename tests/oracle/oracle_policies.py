@@ -686,6 +686,9 @@ class Slotted:
 class WithSettings(nn.Module):
     """Adds its settings to the numbers; one of them changes in each training step."""
 
+    kept: Tensor
+    passing: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.noise = 0.0
@@ -719,8 +722,8 @@ class WithSettings(nn.Module):
 
     def settings(self) -> dict[str, Any]:
         names = ("noise", "table", "array", "config", "space", "slotted", "nested")
-        names += ("some", "training", "passing")
-        return {name: getattr(self, name) for name in names}
+        more = ("some", "training", "passing")
+        return {name: getattr(self, name) for name in (*names, *more)}
 
     def restore(self, settings: dict[str, Any]) -> None:
         self.passing.copy_(settings.pop("passing"))
