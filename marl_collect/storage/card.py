@@ -87,13 +87,10 @@ def episodes_table(episodes: "Trajectories") -> Table:
         agents = zip(groups[name].agents, returns.T, strict=True)
         values += ((name, agent, of_agent) for agent, of_agent in agents)
     values.append(("all", "length", episodes.lengths.astype(float)))
-    rows = [
-        (
-            *names,
-            *(_number(float(f(of_all))) for f in (np.mean, np.std, np.min, np.max)),
-        )
-        for *names, of_all in (values if len(episodes) else [])
-    ]
+    rows: list[tuple[str, ...]] = []
+    for *names, of_all in values if len(episodes) else []:
+        numbers = (f(of_all) for f in (np.mean, np.std, np.min, np.max))
+        rows.append((*names, *(_number(float(number)) for number in numbers)))
     return "Complete episodes", ("group", "agent", *NUMBERS[:4]), rows
 
 

@@ -259,7 +259,12 @@ def decode(
     rows = np.zeros(len(table), dtype)
     rows[FRAME_INDEX] = table.column(FRAME_INDEX).to_numpy()
     large: list[memoryview] = []
-    follows = _follows(rows[FRAME_INDEX], decoded)
+    (ids,) = (values for c, (values, _) in decoded.items() if c.key == TRAJ_IDS)
+    now, then = rows[FRAME_INDEX][:-1], rows[FRAME_INDEX][1:]
+    # Whether the next row continues an episode. If its beginning was not seen, all are
+    # -1.
+    is_next = (then == now + 1) | ((then == -1) & (now == -1))
+    follows = np.append((ids[1:] == ids[:-1]) & is_next, False)
     for column, (values, is_null) in sorted(
         decoded.items(), key=lambda item: item[0].root is not None
     ):
@@ -276,16 +281,6 @@ def decode(
         else:
             out[present] = values
     return rows, large
-
-
-def _follows(
-    index: NDArray[np.int32], decoded: Mapping[Column, Any]
-) -> NDArray[np.bool_]:
-    """Return for each row whether the next one continues its episode."""
-    (ids,) = (values for c, (values, _) in decoded.items() if c.key == TRAJ_IDS)
-    # Where the beginning was not seen, all are -1.
-    is_next = (index[1:] == index[:-1] + 1) | ((index[1:] == -1) & (index[:-1] == -1))
-    return np.append((ids[1:] == ids[:-1]) & is_next, False)
 
 
 def flat_rows(values: NDArray[Any]) -> NDArray[Any]:

@@ -88,10 +88,8 @@ class Dataset:
         sizes = {"path": self.name, "frames": len(self), "runs": len(self.runs)}
         sizes["episodes"] = len(self.trajectories)
         about = notebooks.facts(self.description.task, sizes)
-        tables = (
-            groups_table(self.description.environment),
-            episodes_table(self.trajectories),
-        )
+        groups = groups_table(self.description.environment)
+        tables = groups, episodes_table(self.trajectories)
         return about + "".join(notebooks.table(*table) for table in tables)
 
 

@@ -13,23 +13,11 @@ from tensordict import TensorDictBase
 from marl_collect.core.closing import Closing
 from marl_collect.errors import ClosedError
 from marl_collect.files.urls import local_folder
+from marl_collect.storage import files
 from marl_collect.storage.arrow import pa
 from marl_collect.storage.columns import Column, Rows, described, rows_of, to_table
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode, EpisodeTracker
-from marl_collect.storage.files import (
-    PATTERN,
-    arranged,
-    check_kind,
-    check_target,
-    file_name,
-    naming_deleted,
-    new_run,
-    read_about,
-    read_table,
-    remove,
-    write_table,
-)
 
 _MOST_PARTS: Final = 256
 """Files of a run that wait to be joined."""
@@ -70,19 +58,19 @@ class Writer(Closing):
                 description; names the first difference.
         """
         self.path: Final = local_folder(path)
-        files = check_target(self.path)
+        existing = files.check_target(self.path)
         self.description: Final = description
         self.frames = 0
         self._about = {"description": description.to_json()}
         self._columns: tuple[Column, ...] = ()
-        if files:
-            self._columns, there = read_about(files[0].path)
+        if existing:
+            self._columns, there = files.read_about(existing[0].path)
             mine = self._about["description"]
-            check_kind(self.path, there.get("description"), mine)
+            files.check_kind(self.path, there.get("description"), mine)
         self._about["run"] = (run or RunDescription()).to_json()
         self._is_new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
-        self.run: Final = new_run(files)
+        self.run: Final = files.new_run(existing)
         self._clean()
         self._folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._owner = os.getpid()
@@ -131,15 +119,15 @@ class Writer(Closing):
     def write(self, rows: Rows, frame_index: NDArray[np.int32]) -> None:
         """Write frames, of which the number in their episode is known."""
         if self._columns:
-            check_kind(self.path, described(self._columns), described(rows))
+            files.check_kind(self.path, described(self._columns), described(rows))
         table = to_table(rows, self.run, frame_index, self._about)
         try:
             is_small = table.nbytes < _SMALL_BYTES
             if not is_small:
                 self._join()  # Parts of a joined file have consecutive numbers.
-            name = file_name(self.run, self._batches, self._batches)
-            with naming_deleted(self.path):
-                write_table(table, name, self._folder, self.path)
+            name = files.file_name(self.run, self._batches, self._batches)
+            with files.naming_deleted(self.path):
+                files.write_table(table, name, self._folder, self.path)
             if is_small:
                 self._parts.append(self._batches)
                 self._part_bytes += table.nbytes
@@ -175,27 +163,27 @@ class Writer(Closing):
         parts, self._parts, self._part_bytes = self._parts, [], 0
         if len(parts) < 2:
             return
-        names = [file_name(self.run, part, part) for part in parts]
-        with naming_deleted(self.path):
+        names = [files.file_name(self.run, part, part) for part in parts]
+        with files.naming_deleted(self.path):
             tables = []
             for name in names:
                 descriptor = os.open(
                     name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder
                 )
                 with os.fdopen(descriptor, "rb") as file:
-                    tables.append(read_table(file, self.path / name))
+                    tables.append(files.read_table(file, self.path / name))
             table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
             # With the time of its last part, readers know that its frames are not new.
-            joined = file_name(self.run, parts[0], parts[-1])
-            write_table(table, joined, self._folder, self.path, like=names[-1])
+            joined = files.file_name(self.run, parts[0], parts[-1])
+            files.write_table(table, joined, self._folder, self.path, like=names[-1])
         for name in names:
-            remove(name, self._folder)
+            files.remove(name, self._folder)
 
     def _clean(self) -> None:
         """Delete what killed writers left: parts that were joined, temporary files."""
         # One listing: another writer may add a file behind it.
-        paths = set(self.path.glob(PATTERN))
-        listed = {file.path for file in arranged(paths, self.path, check=False)}
+        paths = set(self.path.glob(files.PATTERN))
+        listed = {file.path for file in files.arranged(paths, self.path, check=False)}
         for path in paths - listed:
             path.unlink(missing_ok=True)
         for path in self.path.glob(".*.parquet.tmp"):
