@@ -56,13 +56,12 @@ class ProbeResult:
 
 @contextmanager
 def undisturbed(policy: Any) -> Iterator[None]:
-    """Restore random generators and the policy's buffers on exit."""
-    buffers = list(policy.buffers()) if isinstance(policy, nn.Module) else []
-    buffers = [buffer for buffer in buffers if not is_lazy(buffer)]
-    saved = [buffer.detach().clone() for buffer in buffers]
-    devices = {b.device for b in buffers if b.device.type == "cuda"}
-    if isinstance(policy, nn.Module):
-        devices |= {p.device for p in policy.parameters() if p.device.type == "cuda"}
+    """Restore random generators and what a call may write: buffers, frozen weights."""
+    is_module = isinstance(policy, nn.Module)
+    tensors = [*policy.parameters(), *policy.buffers()] if is_module else []
+    devices = {t.device for t in tensors if t.device.type == "cuda"}
+    tensors = [t for t in tensors if not (t.requires_grad or is_lazy(t))]
+    saved = [tensor.detach().clone() for tensor in tensors]
     ours, theirs = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices):
         try:
@@ -71,9 +70,9 @@ def undisturbed(policy: Any) -> Iterator[None]:
             random.setstate(ours)
             np.random.set_state(theirs)  # noqa: NPY002
             with torch.no_grad():
-                for buffer, before in zip(buffers, saved, strict=True):
-                    if not same(buffer, before):
-                        buffer.copy_(before)
+                for tensor, before in zip(tensors, saved, strict=True):
+                    if not same(tensor, before):
+                        tensor.copy_(before)
 
 
 def input_keys(policy: Any) -> set[Key]:

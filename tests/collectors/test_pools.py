@@ -216,5 +216,5 @@ def test_an_update_resets_frozen_parameters_that_workers_have_written(
             with torch.no_grad():
                 policy.weight.add_(1)
             collector.update_policy_weights_()
-    assert [row[-1] - row[0] for row in values] == [3.0] * 4
-    assert values[1] == values[2] == values[3]  # Each begins with the trainer's values.
+    # Each begins with the trainer's values, which trial calls have not changed.
+    assert values == [[1.0, 2.0, 3.0, 4.0]] * 4
