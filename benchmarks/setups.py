@@ -88,7 +88,8 @@ STUDIES = {
     ),
     "multiwalker_ppo": Study(
         f"multiwalker_v9 {PPO} --frames 500000 --seeds 10 --set ppo.anneal=true",
-        "Three walkers carry a package. The learning rate decays to zero.",
+        "Three walkers carry a package. A return near 0 means that nobody falls and "
+        "that the package hardly moves. The learning rate decays to zero.",
     ),
     "lbforaging_ppo": Study(
         f"lbforaging/10x10-3p-3f {PPO} --frames 2000000 --seeds 10 "
