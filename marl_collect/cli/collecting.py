@@ -124,11 +124,13 @@ class _Job:
             display.count(collector.steps_so_far)
 
         def add(episodes: "Sequence[EndedEpisode]") -> None:
-            self._seconds = time.perf_counter() - self._started
             display.add(episodes)
             self._add(episodes)
             if self._upload is not None:
                 self._upload.more()
+
+        def ended() -> None:
+            self._seconds = time.perf_counter() - self._started
 
         with nullcontext() if quiet else live(display, err):
             display.say("building one environment to get its spaces")
@@ -153,6 +155,7 @@ class _Job:
                 arguments,
                 on_start=started,
                 on_episodes=add,
+                on_end=ended,
                 interruption=interruption,
             )
         if self._upload is not None and not interruption.happened:

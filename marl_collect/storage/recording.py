@@ -125,6 +125,7 @@ def collect_into(
     *,
     on_start: Callable[[MultiSyncCollector, Writer], None] | None = None,
     on_episodes: Callable[[Sequence[EndedEpisode]], None] | None = None,
+    on_end: Callable[[], None] | None = None,
     interruption: Interruption | None = None,
 ) -> None:
     """Collect and write as ``record`` does, and tell the caller about the progress.
@@ -133,6 +134,7 @@ def collect_into(
         arguments: the arguments of ``record``.
         on_start: called with the collector and the writer before the first batch.
         on_episodes: called with the episodes of each batch, in another thread.
+        on_end: called when everything is written, before the workers are closed.
         interruption: ends the collection after the batch that is being written.
     """
     path, episodes, frames = Path(arguments.path), arguments.episodes, arguments.frames
@@ -178,6 +180,8 @@ def collect_into(
                 with interruption.deferred():
                     recorder.add(batch)
                 del batch  # Frees its slot.
+        if on_end is not None:
+            on_end()
 
 
 def describe_policy(policy: Any) -> dict[str, Any]:
