@@ -1,10 +1,8 @@
 """Arguments, methods and combinations that other files do not test."""
 
 import copy
-import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,43 +199,6 @@ def test_an_error_in_closing_does_not_hide_that_of_the_block() -> None:
         Collector(factory, frames_per_batch=4),
     ):
         pass
-
-
-def test_an_attribute_that_fails_in_this_process_is_its_own_error() -> None:
-    with Collector(awkward_env, awkward_policy(), frames_per_batch=10) as collector:
-        with pytest.raises(ValueError, match="not yet known"):
-            collector.getattr_env("fails")
-        with pytest.raises(ValueError, match="not yet known"):
-            collector.getattr_policy("fails")
-        assert collector.next() is not None
-
-
-@pytest.fixture
-def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "preloaded_well.py").write_text("import os\npid = os.getpid()\n")
-    return tmp_path
-
-
-def from_preloaded() -> Any:
-    import os
-
-    env: Any = CountingEnv()
-    env.imported_by = sys.modules["preloaded_well"].pid
-    env.parent = os.getppid()
-    return env
-
-
-@pytest.mark.usefixtures("modules")
-@pytest.mark.parametrize("kind", WORKERS)
-def test_preloaded_modules_are_imported_once(kind: Any) -> None:
-    with kind(
-        [from_preloaded] * 2, frames_per_batch=10, preload=["preloaded_well"]
-    ) as collector:
-        importers = collector.getattr_env("imported_by")
-        assert importers == collector.getattr_env("parent")
-        assert importers[0] == importers[1]
-        assert collector.next().shape[-1] > 0
 
 
 class OneThread(Level):

@@ -266,17 +266,6 @@ def test_the_state_of_async_workers_loses_no_unfinished_frames(
         assert (transitions == expected[index, : len(transitions)]).all()
 
 
-@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_state_of_other_workers_is_refused(kind: Any) -> None:
-    with MultiSyncCollector([CountingEnv] * 2, **options()) as first:
-        state = first.state_dict()
-    with (
-        kind([CountingEnv], **options()) as second,
-        pytest.raises(ValueError, match="2 workers"),
-    ):
-        second.load_state_dict(state)
-
-
 @pytest.mark.parametrize("wrong", [[1], [1, 2], [True], [True] * 3, [0, 1], "ab"])
 def test_reset_idx_must_have_one_bool_per_worker(wrong: Any) -> None:
     with MultiSyncCollector(

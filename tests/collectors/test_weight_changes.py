@@ -1,7 +1,5 @@
 """Which changes of a policy an update refuses; the oracle has those that it sends."""
 
-import threading
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -178,18 +176,6 @@ def test_attributes_that_a_workers_policy_changes_are_not_overwritten() -> None:
             collector.next()
             after = source_of(collector).attribute("policy", "module")[0].calls
             assert before < after < 1000
-
-
-def test_a_setting_that_cannot_be_sent_causes_one_warning() -> None:
-    module = Sum()
-    with KINDS["sync"](policy_of(module)) as collector:
-        module.function = threading.Lock()  # type: ignore[assignment]
-        with pytest.warns(UserWarning, match=r"'module\.function' \(lock\) ch"):
-            collector.update_policy_weights_()
-        module.function = threading.Lock()  # type: ignore[assignment]
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            collector.update_policy_weights_()
 
 
 def normed() -> nn.Module:

@@ -14,10 +14,8 @@ from fault_tools import (
     KINDS,
     Hang,
     as_soon_as,
-    be_patient,
     constant,
     faulty,
-    press_ctrl_c,
 )
 from support.clocks import LIMIT, Clock, ClosingClock, hangs, hangs_in_c, wait_for_ends
 from support.internals import pool_of, source_of, workers_of
@@ -30,7 +28,7 @@ from marl_collect.collectors import (
     MultiSyncCollector,
     messages,
 )
-from marl_collect.errors import ClosedError, WorkerError, worker_error_of
+from marl_collect.errors import ClosedError, worker_error_of
 from marl_collect.parallel_env import ParallelEnv
 from marl_collect.processes.context import result
 from marl_collect.processes.status_board import PREEMPT
@@ -87,21 +85,22 @@ def stepping(collector: Any) -> None:
         collector.next()
 
 
+def step_four(kind: Any, factories: Any, processes: int) -> None:
+    if kind is ParallelEnv:
+        ParallelEnv(4, factories, num_processes=processes).rollout(5)
+    else:
+        stepping(kind(factories, num_workers=processes, frames_per_batch=40))
+
+
 # The failure is reported before environments are closed
 
 
-@every_kind
+@pytest.mark.parametrize("kind", [*KINDS, ParallelEnv])
 def test_the_error_of_a_factory_is_raised_if_built_environments_hang_in_close(
     kind: Any,
 ) -> None:
     with pytest.raises(CountingError, match="no such world") as excinfo:
-        kind(broken_after(2), num_workers=1, envs_per_worker=4, frames_per_batch=40)
-    assert place_of(excinfo.value) == (0, "create", 2)
-
-
-def test_the_error_of_a_factory_of_parallel_env_is_raised_if_others_hang() -> None:
-    with pytest.raises(CountingError, match="no such world") as excinfo:
-        ParallelEnv(4, broken_after(2), num_processes=1)
+        step_four(kind, [broken_after(2)] * 4, processes=1)
     assert place_of(excinfo.value) == (0, "create", 2)
 
 
@@ -164,89 +163,22 @@ def test_the_earliest_of_several_failures_is_raised(tmp_path: Path) -> None:
 # One numbering of environments
 
 
-@every_kind
+@pytest.mark.parametrize("kind", [*KINDS, ParallelEnv])
 @pytest.mark.parametrize("phase", ["create", "reset", "step"])
 def test_errors_name_the_environment_as_the_user_counts_it(
     kind: Any, phase: Any
 ) -> None:
-    def second_of_two() -> Make:
-        built = 0
-
-        def make() -> CountingEnv:
-            nonlocal built
-            built += 1
-            broken = Fault("raise", phase) if built == 2 else None
-            return CountingEnv(deaths=False, fault=broken)
-
-        return make
-
-    def collect() -> None:
-        factories = [CountingEnv, second_of_two()]
-        collector = kind(factories, envs_per_worker=2, frames_per_batch=40)
-        while True:  # The other worker may be first in an asynchronous collector.
-            collector.next()
-
+    factories: list[Make] = [CountingEnv] * 4
+    factories[3] = lambda: CountingEnv(deaths=False, fault=Fault("raise", phase))
     with pytest.raises(CountingError, match=f"fault in {phase}") as excinfo:
-        collect()
+        step_four(kind, factories, processes=2)
     assert place_of(excinfo.value) == (1, phase, 3)
     cause = worker_error_of(excinfo.value)
     assert cause is not None
     assert "counting.py" in cause.remote_traceback
-    assert not any("in this process" in note for note in notes_of(excinfo.value))
-
-
-@pytest.mark.parametrize("phase", ["create", "reset", "step"])
-def test_errors_of_parallel_env_name_the_environment(phase: Any) -> None:
-    factories: list[Make] = [CountingEnv] * 4
-    factories[3] = lambda: CountingEnv(deaths=False, fault=Fault("raise", phase))
-    with pytest.raises(CountingError, match=f"fault in {phase}") as excinfo:
-        ParallelEnv(4, factories, num_processes=2).rollout(5)
-    assert place_of(excinfo.value) == (1, phase, 3)
-
-
-def notes_of(error: BaseException) -> list[str]:
-    return getattr(error, "__notes__", [])
-
-
-@every_kind
-def test_a_hang_in_a_reset_names_the_environment(
-    kind: Any, clock: Clock, tmp_path: Path
-) -> None:
-    hung = tmp_path / "hung"
-    clock.runs_when = hung.exists
-    stuck = Fault(hangs(hung), "reset")
-    factories: list[Make] = [CountingEnv, lambda: CountingEnv(fault=stuck)]
-    with pytest.raises(WorkerError, match="reset of environment 1") as excinfo:
-        kind(factories, num_workers=1, frames_per_batch=40, timeout=LIMIT).next()
-    assert place_of(excinfo.value) == (0, "reset", 1)
-
-
-# Hangs in commands
-
-
-@every_kind
-def test_a_hang_in_a_replay_is_noticed(kind: Any, clock: Clock, tmp_path: Path) -> None:
-    hung = tmp_path / "hung"
-    clock.runs_when = hung.exists
-
-    def make() -> CountingEnv:
-        return CountingEnv(deaths=False, min_length=50, max_length=60)
-
-    def hanging() -> CountingEnv:
-        env = make()
-        env._fault = Fault(hangs(hung), "step", at=5)
-        return env
-
-    with kind(make, num_workers=1, frames_per_batch=10, seed=1) as collector:
-        collector.next()
-        state = collector.state_dict()
-    other = kind(hanging, num_workers=1, frames_per_batch=10, seed=1, timeout=LIMIT)
-    begin = time.monotonic()
-    with pytest.raises(WorkerError, match="hung 100 s in a command"):
-        other.load_state_dict(state)
-    assert time.monotonic() - begin < SOON / 2
-    with pytest.raises(WorkerError):
-        other.next()
+    assert not any(
+        "in this process" in n for n in getattr(excinfo.value, "__notes__", [])
+    )
 
 
 def test_a_long_replay_is_no_hang(clock: Clock) -> None:
@@ -270,65 +202,7 @@ def test_a_long_replay_is_no_hang(clock: Clock) -> None:
         assert clock.now > 2 * LIMIT
 
 
-def test_a_hang_in_an_attribute_of_parallel_env_is_noticed(
-    clock: Clock, tmp_path: Path
-) -> None:
-    files = [tmp_path / "0", tmp_path / "1"]
-    clock.runs_when = lambda: all(file.exists() for file in files)
-
-    def pondering(file: Path) -> Make:
-        def make() -> CountingEnv:
-            env = CountingEnv()
-            env.ponder = hangs(file)  # type: ignore[attr-defined]
-            return env
-
-        return make
-
-    factories = [pondering(file) for file in files]
-    env = ParallelEnv(2, factories, num_processes=2, timeout=LIMIT)
-    with pytest.raises(WorkerError, match="hung 100 s in a command"):
-        env.call("ponder")
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    be_patient(monkeypatch)
-
-
 # Ctrl-C
-
-
-@every_kind
-@pytest.mark.usefixtures("patient")
-def test_ctrl_c_with_a_stopped_worker_takes_seconds(kind: Any, tmp_path: Path) -> None:
-    hang = Hang(tmp_path)
-    collector = kind([faulty(hang, at=3)] * 2, frames_per_batch=40)
-    pids = collector.worker_pids
-
-    def stop_and_interrupt() -> None:
-        suspend(pids[1])
-        press_ctrl_c()
-
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        as_soon_as(lambda: hang.count == 2, stop_and_interrupt)
-        collector.next()
-    wait_until_gone(pids)
-
-
-@pytest.mark.usefixtures("patient")
-def test_ctrl_c_with_a_stopped_process_of_parallel_env_takes_seconds(
-    tmp_path: Path,
-) -> None:
-    hang = Hang(tmp_path)
-    env = ParallelEnv(2, faulty(hang, at=0), num_processes=2)
-    engine: Any = env.engine()
-    pids = engine.pids
-    with pytest.raises(KeyboardInterrupt), env:  # noqa: PT012
-        root = env.rand_action(env.reset())
-        suspend(pids[1])
-        as_soon_as(lambda: hang.count == 1, press_ctrl_c)
-        env.step(root)
-    wait_until_gone(pids)
 
 
 @every_kind
@@ -340,27 +214,6 @@ def test_a_stopped_worker_does_not_delay_a_shutdown(kind: Any) -> None:
     collector.shutdown(1000)
     assert time.monotonic() - begin < SOON
     wait_until_gone(pids)
-
-
-@every_kind
-def test_after_ctrl_c_a_collector_says_that_it_is_closed(
-    kind: Any, tmp_path: Path
-) -> None:
-    hang = Hang(tmp_path)
-    collector = kind(faulty(hang, at=3), frames_per_batch=40)
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        as_soon_as(lambda: hang.count == 1, press_ctrl_c)
-        collector.next()
-    for use in (
-        collector.next,
-        collector.reset,
-        collector.state_dict,
-        collector.update_policy_weights_,
-        lambda: collector.load_state_dict({}),
-    ):
-        with pytest.raises(ClosedError, match="Ctrl-C"):
-            use()
-    assert "closed" in repr(collector)
 
 
 def interrupted(batch: Any) -> None:

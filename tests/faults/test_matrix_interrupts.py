@@ -83,8 +83,14 @@ def test_ctrl_c_during_a_command_to_workers_ends_them(
         as_soon_as(lambda: hang.count == 2, press_ctrl_c)
         collector.reset()
     wait_until_gone(pids)
-    with pytest.raises(ClosedError, match="Ctrl-C"):
-        collector.next()
+    for use in (
+        *(collector.next, collector.reset, collector.state_dict),
+        collector.update_policy_weights_,
+        lambda: collector.load_state_dict({}),
+    ):
+        with pytest.raises(ClosedError, match="Ctrl-C"):
+            use()
+    assert "closed" in repr(collector)
 
 
 def test_ctrl_c_in_an_evaluation_ends_the_evaluator(tmp_path: Path) -> None:

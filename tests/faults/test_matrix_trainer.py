@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -315,29 +315,15 @@ def test_after_shutdown_inside_the_loop_the_next_batch_raises_an_error(
 
 def test_several_collectors_work_at_once_and_in_threads() -> None:
     """Each gives the same data as alone."""
-    actual: dict[int, Any] = {}
+    limits: Any = {"frames_per_batch": 20, "total_frames": 60, "seed": 5}
 
-    def collect(index: int, kind: Any) -> None:
-        with kind(
-            [CountingEnv], frames_per_batch=20, total_frames=60, seed=5
-        ) as collector:
-            actual[index] = [batch.clone() for batch in collector]
+    def collect(kind: Any) -> list[Any]:
+        return [batch.clone() for batch in kind([CountingEnv], **limits)]
 
-    kinds = [MultiSyncCollector, MultiAsyncCollector, MultiSyncCollector]
-    threads = [
-        threading.Thread(target=collect, args=(index, kind))
-        for index, kind in enumerate(kinds)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SOON)
-    reference = [
-        b.clone()
-        for b in Collector(CountingEnv, frames_per_batch=20, total_frames=60, seed=5)
-    ]
-    assert sorted(actual) == [0, 1, 2]
-    for batches in actual.values():
-        assert len(batches) == 3
-        for batch, expected in zip(batches, reference, strict=True):
-            assert (batch == expected).all()
+    expected = collect(Collector)
+    with ThreadPoolExecutor() as threads:
+        kinds = MultiSyncCollector, MultiAsyncCollector, MultiSyncCollector
+        for batches in threads.map(collect, kinds, timeout=SOON):
+            assert len(batches) == 3
+            pairs = zip(batches, expected, strict=True)
+            assert all((batch == other).all() for batch, other in pairs)

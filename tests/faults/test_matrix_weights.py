@@ -26,7 +26,7 @@ from marl_collect import PolicyPool, RayCollector
 from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
 from marl_collect.collectors.worker_policy import WorkerPolicy
 from marl_collect.processes.shared_memory import Segment
-from marl_collect.weights.shared import WeightVector, mapped
+from marl_collect.weights.shared import WeightVector
 
 pytest_plugins = ["support.ray_cluster"]
 WORKERS = 2
@@ -346,77 +346,40 @@ def test_updates_within_a_batch_wait_for_no_rollout(
             published.check(collector.next())
 
 
-class Halves(nn.Module):
-    """Writes two weights, which are in different halves of the vector."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = (nn.Parameter(torch.zeros(16)) for _ in range(2))
-
-    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        zeros = observation[..., 0] * 0
-        return zeros.long(), zeros + self.first.max(), zeros + self.last.max()
-
-
-class StopsWhileCopying:
-    """Lets a worker wait between the halves of a copy of its weights, on request."""
+class WaitsBeforeCopying:
+    """Lets a worker wait before it copies its weights, on request."""
 
     def __init__(self, folder: Path) -> None:
         self.request, self.waits = folder / "request", Waits(folder)
 
     def __call__(self) -> CountingEnv:
-        request, waits = self.request, self.waits
+        request, waits, pull = self.request, self.waits, WorkerPolicy._pull
 
-        def pull(self: WorkerPolicy, weights_slot: int, handle: Any) -> None:
-            if handle is not None:
-                self._slots[weights_slot] = mapped(handle)
-            target, source = self._vector, self._slots[weights_slot]
-            half = len(target) // 2
-            target[:half] = source[:half]
+        def wait_and_pull(*args: Any) -> None:
             if request.exists():
                 waits()
-            target[half:] = source[half:]
+            pull(*args)
 
-        WorkerPolicy._pull = pull  # type: ignore[method-assign]
+        pull_with: Any = WorkerPolicy
+        pull_with._pull = wait_and_pull
         return CountingEnv(n_prey=0)
 
 
-def test_a_place_is_not_written_while_a_worker_copies_it(tmp_path: Path) -> None:
-    net, factory = Halves(), StopsWhileCopying(tmp_path)
-    keys = [("hunter", name) for name in ("action", "first", "last")]
-    policy = TensorDictModule(net, [("hunter", "observation")], keys)
-
-    def update(worker: int | None) -> None:
-        with torch.no_grad():
-            for parameter in net.parameters():
-                parameter.add_(1)
-        collector.update_policy_weights_(worker_ids=worker)
-
-    def versions() -> list[int]:
-        batch = collector.next()
-        for key in ("first", "last"):
-            weights = batch["hunter", key].mean(-1)
-            torch.testing.assert_close(weights, batch["policy_version"].float())
-        numbers: list[int] = batch["policy_version"][:, 0].tolist()
-        return numbers
-
-    with MultiSyncCollector(
-        [partial(CountingEnv, n_prey=0), factory],
-        policy,
-        frames_per_batch=8,
-        track_policy_version=True,
-        prefetch=True,
-    ) as collector:
-        assert versions() == [0, 0]
+def test_a_slot_is_not_written_until_a_worker_has_copied_it(tmp_path: Path) -> None:
+    published, factory = Published("policy"), WaitsBeforeCopying(tmp_path)
+    with start(MultiSyncCollector, factory, published, prefetch=True) as collector:
+        published.check(collector.next())
         factory.request.touch()
-        update(None)
-        assert versions() == [0, 0]
+        published.update(collector)
+        published.check(collector.next())
         wait_until(factory.waits.waiting.exists)
         for worker in (None, FAILING, 0, None, None):
-            update(worker)
+            published.update(collector, worker)
         factory.waits.go.touch()
-        assert versions() == [1, 1]
-        assert versions() == [6, 6]
+        for version in (1, 6):
+            batch = collector.next()
+            published.check(batch)
+            assert (batch["policy_version"] == version).all()
 
 
 # Updates that fail
@@ -456,32 +419,29 @@ def test_an_update_that_fails_leaves_every_worker_with_its_weights(
         left[0] -= 1
         return create(size, what)
 
-    factory = partial(CountingEnv, n_prey=0)
     with MultiSyncCollector(
-        [factory] * 3,
+        [partial(CountingEnv, n_prey=0)] * 3,
         **{"policy": None} | published.arguments,
         frames_per_batch=12,
         track_policy_version=True,
     ) as collector:
-        weights = {index: tells(5.0 + index) for index in range(2)}
-        expected = [3.0, 3.0, 3.0]
-        for version in itertools.count():
+
+        def check(version: int, expected: list[float]) -> None:
             batch = collector.next()
             assert (batch["policy_version"] == version).all()
-            assert batch["hunter", "weight"][:, 0, 0].tolist() == expected
-            assert (batch["hunter", "weight"] == batch["hunter", "weight"][:, :1]).all()
-            if version == 1:
-                break
-            left[0] = places
-            with monkeypatch.context() as patch:
-                patch.setattr(Segment, "create", limited)
-                with pytest.raises(MemoryError, match="no memory is left"):
-                    collector.update_policy_weights_(weights)
-            batch = collector.next()
-            assert (batch["policy_version"] == 0).all()
-            assert batch["hunter", "weight"][:, 0, 0].tolist() == expected
-            collector.update_policy_weights_(weights | {2: tells(9.0)})
-            expected = [5.0, 6.0, 9.0]
+            rows = batch["hunter", "weight"].flatten(1)
+            assert (rows == torch.tensor(expected)[:, None]).all()
+
+        check(0, [3.0, 3.0, 3.0])
+        weights = {index: tells(5.0 + index) for index in range(2)}
+        left[0] = places
+        with monkeypatch.context() as patch:
+            patch.setattr(Segment, "create", limited)
+            with pytest.raises(MemoryError, match="no memory is left"):
+                collector.update_policy_weights_(weights)
+        check(0, [3.0, 3.0, 3.0])
+        collector.update_policy_weights_(weights | {2: tells(9.0)})
+        check(1, [5.0, 6.0, 9.0])
 
 
 class Rectified(Tells):

@@ -1,8 +1,6 @@
 """The number of usable processors: affinity and control groups of both versions."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,35 +9,44 @@ from marl_collect.parallel_env.cpus import effective_cpus, is_rationed
 from marl_collect.processes import cgroups
 
 ALLOWED = len(os.sched_getaffinity(0))
+HALF, NO_LIMIT, AS_MANY = "50000 100000", "max 100000", f"{ALLOWED * 100000} 100000"
 
 
-@contextmanager
-def tree(root: Path, groups: str, files: dict[str, str]) -> Iterator[None]:
-    root.mkdir(exist_ok=True)
-    proc = root / "cgroup"
-    proc.write_text(groups)
-    mount = root / "mount"
+def of_version_1(folder: str, quota: int) -> dict[str, str]:
+    files = {"cpu.cfs_quota_us": quota, "cpu.cfs_period_us": 100000}
+    return {f"{folder}/{name}": f"{number}" for name, number in files.items()}
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "cpus", "rationed"),
+    [
+        (None, {}, ALLOWED, False),
+        ("0::/a/b", {"a/b/cpu.max": HALF}, 1, True),
+        ("0::/a/b", {"a/b/cpu.max": NO_LIMIT, "a/cpu.max": HALF}, 1, True),
+        ("0::/a/b", {"a/b/cpu.max": NO_LIMIT, "cpu.max": HALF}, 1, True),
+        ("0::/", {"cpu.max": AS_MANY}, ALLOWED, False),
+        ("7:memory:/a\n3:cpu,cpuacct:/a", of_version_1("cpu/a", 40000), 1, True),
+        ("3:cpu:/", of_version_1("cpu", -1), ALLOWED, False),
+        ("0::/", {"cpu.max": f"{ALLOWED * 100000 - 1000} 100000"}, ALLOWED, True),
+    ],
+)
+def test_the_tightest_quota_below_the_affinity_counts(
+    groups: str | None,
+    files: dict[str, str],
+    cpus: int,
+    rationed: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cgroups, "_PROC", tmp_path / "cgroup")
+    monkeypatch.setattr(cgroups, "_MOUNT", tmp_path / "mount")
+    if groups is not None:
+        (tmp_path / "cgroup").write_text(f"{groups}\n")
     for name, text in files.items():
-        path = mount / name
+        path = tmp_path / "mount" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    mount.mkdir(exist_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cgroups, "_PROC", proc)
-        patch.setattr(cgroups, "_MOUNT", mount)
-        yield
-
-
-@contextmanager
-def without_groups(root: Path) -> Iterator[None]:
-    with tree(root / "c", "", {}):
-        (root / "c" / "cgroup").unlink()
-        yield
-
-
-def test_without_control_groups_the_affinity_counts(tmp_path: Path) -> None:
-    with without_groups(tmp_path):
-        assert effective_cpus() == ALLOWED
+        path.write_text(f"{text}\n")
+    assert (effective_cpus(), is_rationed()) == (cpus, rationed)
 
 
 def test_affinity_of_one_processor_counts() -> None:
@@ -49,40 +56,3 @@ def test_affinity_of_one_processor_counts() -> None:
         assert effective_cpus() == 1
     finally:
         os.sched_setaffinity(0, before)
-
-
-@pytest.mark.parametrize("at", ["cpu.max", "a/cpu.max", "a/b/cpu.max"])
-def test_the_tightest_quota_of_version_2_counts(tmp_path: Path, at: str) -> None:
-    files = {"a/b/cpu.max": "max 100000\n", at: "50000 100000\n"}
-    with tree(tmp_path, "0::/a/b\n", files):
-        assert effective_cpus() == 1
-
-
-def test_a_large_quota_has_no_effect(tmp_path: Path) -> None:
-    files = {"cpu.max": f"{ALLOWED * 100000} 100000\n"}
-    with tree(tmp_path, "0::/\n", files):
-        assert effective_cpus() == ALLOWED
-
-
-def test_the_quota_of_version_1_counts(tmp_path: Path) -> None:
-    files = {"cpu/a/cpu.cfs_quota_us": "40000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}
-    groups = "7:memory:/a\n3:cpu,cpuacct:/a\n"
-    with tree(tmp_path, groups, files):
-        assert effective_cpus() == 1
-
-
-def test_without_a_quota_of_version_1_there_is_no_limit(tmp_path: Path) -> None:
-    files = {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}
-    with tree(tmp_path, "3:cpu:/\n", files):
-        assert effective_cpus() == ALLOWED
-
-
-def test_only_a_quota_below_the_affinity_limits_processor_time(tmp_path: Path) -> None:
-    generous = {"cpu.max": f"{ALLOWED * 100000} 100000\n"}
-    with tree(tmp_path / "a", "0::/\n", generous):
-        assert not is_rationed()
-    scarce = {"cpu.max": f"{ALLOWED * 100000 - 1000} 100000\n"}
-    with tree(tmp_path / "b", "0::/\n", scarce):
-        assert is_rationed()
-    with without_groups(tmp_path):
-        assert not is_rationed()

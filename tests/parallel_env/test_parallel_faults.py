@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clocks import LIMIT, Clock, beside, hangs, waits
-from support.processes import SOON, suspend, wait_until, wait_until_gone
+from support.clocks import LIMIT, Clock, beside, waits
+from support.processes import suspend, wait_until, wait_until_gone
 from workloads.counting import CountingEnv, Fault
 
 from marl_collect.errors import ClosedError, WorkerError
 from marl_collect.parallel_env import ParallelEnv
-from marl_collect.parallel_env.batch import ParallelBatch
 
 
 @pytest.fixture
@@ -50,15 +49,6 @@ def assert_closed(env: ParallelEnv, pids: Sequence[int]) -> None:
     wait_until_gone(pids)
 
 
-def test_an_error_while_closing_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ParallelBatch.close, "__defaults__", (10 * SOON,))
-    env = ParallelEnv(3, one_of_three(Fault("raise", "close")), num_processes=3)
-    pids = pids_of(env)
-    with pytest.warns(RuntimeWarning, match="fault in close"):
-        env.close()
-    assert_closed(env, pids)
-
-
 def test_a_process_killed_while_it_waits_is_noticed_by_the_next_step() -> None:
     env = ParallelEnv(3, CountingEnv, num_processes=3)
     root = env.rand_action(env.reset())
@@ -66,16 +56,6 @@ def test_a_process_killed_while_it_waits_is_noticed_by_the_next_step() -> None:
     with pytest.raises(WorkerError, match="Worker 1 .* killed by SIGKILL"):
         env.step(root)
     assert env.is_closed
-
-
-def test_a_factory_that_hangs_is_killed_after_the_start_timeout(
-    clock: Clock, tmp_path: Path
-) -> None:
-    hung = tmp_path / "hung"
-    faulty = one_of_three(Fault(hangs(hung), "create"))
-    clock.runs_when = hung.exists
-    with pytest.raises(WorkerError, match="hung 100 s in create of environment 1"):
-        ParallelEnv(3, faulty, num_processes=1, start_timeout=LIMIT)
 
 
 def test_a_process_that_was_stopped_while_idle_is_noticed(clock: Clock) -> None:
@@ -87,38 +67,6 @@ def test_a_process_that_was_stopped_while_idle_is_noticed(clock: Clock) -> None:
     with pytest.raises(WorkerError, match=r"Worker 0 .* hung 100 s"):
         env.step(root)
     assert env.is_closed
-
-
-def test_a_process_that_is_stopped_for_a_while_continues(clock: Clock) -> None:
-    with ParallelEnv(2, CountingEnv, num_processes=2, timeout=LIMIT) as env:
-        root = env.rand_action(env.reset())
-        pid = pids_of(env)[0]
-        suspend(pid)
-
-        def go_on() -> None:
-            clock.pass_slowly(0.8 * LIMIT)
-            os.kill(pid, signal.SIGCONT)
-
-        with beside(go_on):
-            env.step(root)
-        env.rand_step(env.reset())
-
-
-def test_pauses_of_the_trainer_are_not_a_hang(clock: Clock, tmp_path: Path) -> None:
-    started_file, finish = tmp_path / "begun", tmp_path / "finish"
-
-    def pause() -> None:
-        wait_until(started_file.exists)
-        clock.pass_slowly(0.1 * LIMIT)
-        clock.now += 36 * LIMIT
-        clock.wait_for_search()
-        finish.touch()
-
-    fault = Fault(waits(started_file, finish), "step")
-    with ParallelEnv(1, lambda: CountingEnv(fault=fault), timeout=LIMIT) as env:
-        root = env.rand_action(env.reset())
-        with beside(pause):
-            env.step(root)
 
 
 def test_a_step_may_take_long_if_its_environments_make_progress(

@@ -16,7 +16,6 @@ from pool_tools import exit_codes, obey
 from support.processes import SOON, suspend, wait_until_gone
 from support.scripts import run_python
 
-from marl_collect.errors import WorkerError
 from marl_collect.processes import WorkerPool, launcher
 
 WriteModule = Callable[[str, str], str]
@@ -239,23 +238,6 @@ def test_a_pool_in_a_worker_gets_its_processes_from_the_same_server() -> None:
         server, inner, exitcodes = ask(pool, nest)
     assert inner == {0: ("x", server), 1: ("y", server)}
     assert exitcodes == (0, 0)
-
-
-def test_pools_nest_three_deep() -> None:
-    def nest(worker: Any, depth: int) -> None:
-        if depth == 0:
-            raise LookupError("at the bottom")
-        with WorkerPool(nest, [depth - 1]) as pool:
-            pool.receive()
-
-    with (
-        WorkerPool(nest, [2]) as pool,
-        pytest.raises(LookupError, match="at the bottom") as excinfo,
-    ):
-        pool.receive()
-    cause = excinfo.value.__cause__
-    assert isinstance(cause, WorkerError)
-    assert cause.remote_traceback.count("Traceback in the worker") == 2
 
 
 def test_a_worker_that_returns_closes_its_pools(tmp_path: Path) -> None:

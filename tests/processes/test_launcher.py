@@ -117,34 +117,6 @@ signal.pause()
     assert_gone(pidfds)
 
 
-def test_workers_started_from_a_thread_end_with_the_trainer_not_with_the_thread(
-    run: Run,
-) -> None:
-    process, pidfds = run(
-        """
-def start(pools):
-    pools.append(WorkerPool(obey, [0, 1], start_method=start_method))
-    ask(pools[0])
-
-def ask(pool):
-    pool.broadcast(lambda worker, argument: None)
-    pool.receive(), pool.receive()
-
-pools = []
-thread = threading.Thread(target=start, args=(pools,))
-thread.start()
-thread.join()
-time.sleep(0.2)
-ask(pools[0])
-pools[0].broadcast(lambda worker, argument: threading.Event().wait())
-tell(*pools[0].pids)
-signal.pause()
-"""
-    )
-    process.kill()
-    assert_gone(pidfds)
-
-
 def test_nested_workers_end_with_the_worker_that_asked_for_them(run: Run) -> None:
     process, pidfds = run(
         """
@@ -429,32 +401,6 @@ with WorkerPool(obey, [0], start_method=start_method) as pool:
     lines = output.splitlines()
     assert all("ulimit -n" in line for line in lines[:2]), output
     assert lines[2:] == ["(0, 'still works')"]
-
-
-def test_a_fork_of_the_trainer_neither_ends_the_workers_nor_shares_the_server(
-    run: Run,
-) -> None:
-    process, _ = run(
-        """
-tell(os.getpid())
-pool = WorkerPool(obey, [0], start_method=start_method)
-child = os.fork()
-if child == 0:
-    pool.close()
-    del pool
-    with WorkerPool(obey, ["of the fork"], start_method=start_method) as second:
-        second.send(0, lambda worker, argument: argument)
-        print(second.receive(), flush=True)
-    sys.exit(7)
-_, status = os.waitpid(child, 0)
-print(os.waitstatus_to_exitcode(status))
-pool.send(0, lambda worker, argument: "of the trainer")
-print(pool.receive())
-"""
-    )
-    output, errors = process.communicate(timeout=SOON)
-    assert errors == ""
-    assert output == "(0, 'of the fork')\n7\n(0, 'of the trainer')\n"
 
 
 @pytest.mark.parametrize("path", [None, ""])

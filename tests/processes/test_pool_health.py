@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable
 from itertools import count
 from multiprocessing.connection import Connection  # noqa: TID251 - what it uses
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,12 +26,12 @@ from pool_tools import (
     wait_for_phase,
 )
 from support.clocks import LIMIT, Clock, beside, wait_for_ends
-from support.processes import SOON, suspend, wait_until
+from support.processes import SOON, suspend
 
 from marl_collect.errors import WorkerError
 from marl_collect.processes import Phase, WorkerContext, WorkerPool, worker_handle
 from marl_collect.processes.launcher import StartMethod
-from marl_collect.processes.status_board import MESSAGES_READ, PHASE, STEPS, StatusBoard
+from marl_collect.processes.status_board import MESSAGES_READ, STEPS, StatusBoard
 from marl_collect.processes.worker_handle import WorkerHandle
 
 
@@ -238,19 +237,6 @@ def runs_while_1_hangs(clock: Clock, pool: WorkerPool) -> None:
     )
 
 
-def test_a_hanging_worker_is_noticed_while_others_reply(
-    pool: WorkerPool, clock: Clock
-) -> None:
-    be_up(pool)
-    runs_while_1_hangs(clock, pool)
-    pool.send(1, hang)
-    pool.send(0, lambda worker, argument: None)
-    with pytest.raises(WorkerError, match="Worker 1 .* hung"):  # noqa: PT012
-        while True:
-            worker, _ = receive_within(pool, LIMIT)
-            pool.send(worker, lambda worker, argument: threading.Event().wait(0.02))
-
-
 def test_a_hanging_worker_is_noticed_while_others_always_have_messages(
     pool: WorkerPool, clock: Clock
 ) -> None:
@@ -270,33 +256,6 @@ def test_a_hanging_worker_is_noticed_while_others_always_have_messages(
             receive_within(pool, LIMIT)
     assert pool.receive([0])[0] == 0  # Nothing of the other was lost.
     pool.close(timeout=0.1)
-
-
-def test_idle_workers_never_hang(
-    pool: WorkerPool, clock: Clock, tmp_path: Path
-) -> None:
-    be_up(pool)
-    finish = tmp_path / "finish"
-
-    def rest(worker: WorkerContext, argument: object) -> str:
-        worker.line.enter(Phase.IDLE)
-        while not finish.exists():
-            threading.Event().wait(0.01)
-        return "rested"
-
-    pool.send(0, rest)
-
-    def is_resting() -> bool:
-        cells = pool.status_board.lines[0].cells
-        return cells[MESSAGES_READ] == 2 and cells[PHASE] == Phase.IDLE
-
-    def end_the_rest() -> None:
-        clock.pass_slowly(2 * LIMIT)
-        finish.touch()
-
-    wait_until(is_resting)  # Else it would hang.
-    with beside(end_the_rest):
-        assert receive_within(pool, LIMIT) == (0, "rested")
 
 
 def test_a_worker_that_hangs_in_a_command_is_noticed(
@@ -325,16 +284,6 @@ def test_a_stopped_worker_that_continues_in_time_is_not_a_hang(
 
     with beside(go_on):
         assert receive_within(any_pool, LIMIT) == (0, "back")
-
-
-def test_a_stopped_worker_that_does_not_read_its_message_hangs(
-    pool: WorkerPool,
-) -> None:
-    be_up(pool)
-    suspend(pool.pids[0])
-    pool.send(0, lambda worker, argument: "back")
-    with pytest.raises(WorkerError, match="Worker 0 .* hung 0.4 s while idle"):
-        receive_within(pool, 0.4)
 
 
 def test_check_sees_a_failure_and_a_death_and_keeps_messages(pool: WorkerPool) -> None:

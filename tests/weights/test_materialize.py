@@ -283,36 +283,6 @@ def test_an_optimizer_created_before_materializing_raises_an_error() -> None:
     assert not torch.equal(ready.weight, before)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("share_params", [True, False])
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_torchrls_lazy_networks_are_copied_with_their_lazy_parameters(
-    share_params: bool, device: str
-) -> None:
-    from torchrl.modules import MultiAgentConvNet, MultiAgentMLP
-
-    torch.manual_seed(0)
-    options: Any = {"share_params": share_params, "device": device}
-    mlp = MultiAgentMLP(None, 2, 3, centralised=False, num_cells=[64], **options)
-    conv = MultiAgentConvNet(
-        3, False, num_cells=[64], kernel_sizes=3, strides=1, **options
-    )
-    observation = torch.zeros(1, 3, 5)
-    for network, bound in ((mlp, 5**-0.5), (conv, 45**-0.5)):
-        module = TensorDictModule(network, ["x"], ["y"])
-        x = observation if network is mlp else torch.zeros(1, 3, 5, 4, 4)
-        lazy = lazy_tensors(module)
-        assert lazy
-        filled = materialize(infer_lazy(module, TensorDict({"x": x}, [1])), seed=0)
-        assert lazy_tensors(module) == lazy
-        assert not lazy_tensors(filled)
-        first = dict(filled.named_parameters())["module.params.0.weight"]
-        assert first.shape[0] == (64 if share_params else 3)
-        assert 0.95 * bound < first.abs().max() <= bound
-        assert share_params or not torch.equal(first[0], first[1])
-        again = materialize(infer_lazy(module, TensorDict({"x": x}, [1])), seed=0)
-        assert same(again, filled)
-
-
 def test_a_wrapped_module_gets_the_weights_of_the_module_alone() -> None:
     network = MultiAgentMLP(
         5, 2, 3, centralised=False, share_params=True, device="meta"

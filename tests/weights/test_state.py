@@ -384,41 +384,27 @@ def gaussian() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 4), NormalParamExtractor())
 
 
+LAYERS: list[nn.Module] = [
+    *(nn.Linear(2, 2), nn.Bilinear(2, 2, 2), nn.Embedding(2, 2), nn.PReLU()),
+    *(nn.Conv1d(2, 2, 2), nn.Conv2d(2, 2, 2, padding="same"), nn.Flatten()),
+    *(nn.ConvTranspose2d(2, 2, 2), nn.BatchNorm1d(2), nn.LayerNorm([2, 2])),
+    *(nn.GroupNorm(1, 2), nn.RMSNorm(2), nn.Dropout(), nn.RNN(2, 2), nn.GRUCell(2, 2)),
+    *(nn.GRU(2, 2, batch_first=True), nn.LSTM(2, 2, num_layers=2, bidirectional=True)),
+    *(nn.LSTM(2, 3, proj_size=2), nn.MultiheadAttention(2, 1)),
+    *(nn.TransformerEncoderLayer(2, 1, 2), nn.Sequential(nn.Linear(2, 2), nn.Tanh())),
+    *(nn.ModuleList([nn.Linear(2, 2)]), nn.ModuleDict({"a": nn.Linear(2, 2)})),
+    *(nn.ParameterList([torch.zeros(2)]), nn.ParameterDict({"a": torch.zeros(2)})),
+    *(nn.LazyLinear(2), nn.Linear(2, 2, device="meta")),
+    *(nn.Linear(2, 2, dtype=dtype) for dtype in (torch.bfloat16, torch.complex64)),
+]
 KINDS: dict[str, Callable[[], Any]] = {
-    "Linear": lambda: nn.Linear(2, 2),
-    "Bilinear": lambda: nn.Bilinear(2, 2, 2),
-    "Conv1d": lambda: nn.Conv1d(2, 2, 2),
-    "Conv2d": lambda: nn.Conv2d(2, 2, 2, padding="same"),
-    "ConvTranspose2d": lambda: nn.ConvTranspose2d(2, 2, 2),
-    "BatchNorm1d": lambda: nn.BatchNorm1d(2),
-    "LayerNorm": lambda: nn.LayerNorm([2, 2]),
-    "GroupNorm": lambda: nn.GroupNorm(1, 2),
-    "RMSNorm": lambda: nn.RMSNorm(2),
-    "Embedding": lambda: nn.Embedding(2, 2),
-    "Dropout": nn.Dropout,
-    "Flatten": nn.Flatten,
-    "PReLU": nn.PReLU,
-    "RNN": lambda: nn.RNN(2, 2),
-    "GRU": lambda: nn.GRU(2, 2, batch_first=True),
+    **{
+        f"{type(n).__name__} {i}": partial(copy.deepcopy, n)
+        for i, n in enumerate(LAYERS)
+    },
     "GRU after a call": lambda: after_a_call(nn.GRU(2, 2), 1, 1, 2),
-    "LSTM": lambda: nn.LSTM(2, 2, num_layers=2, bidirectional=True),
-    "LSTM with projections": lambda: nn.LSTM(2, 3, proj_size=2),
-    "GRUCell": lambda: nn.GRUCell(2, 2),
-    "MultiheadAttention": lambda: nn.MultiheadAttention(2, 1),
-    "TransformerEncoder": lambda: nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(2, 1, 2, batch_first=True), 2
-    ),
-    "Transformer": lambda: nn.Transformer(2, 1, 1, 1, 2),
-    "Sequential": lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh()),
-    "ModuleList": lambda: nn.ModuleList([nn.Linear(2, 2)]),
-    "ModuleDict": lambda: nn.ModuleDict({"a": nn.Linear(2, 2)}),
-    "ParameterList": lambda: nn.ParameterList([torch.zeros(2)]),
-    "ParameterDict": lambda: nn.ParameterDict({"a": torch.zeros(2)}),
-    "LazyLinear": lambda: nn.LazyLinear(2),
     "LazyLinear after a call": lambda: after_a_call(nn.LazyLinear(2), 1, 3),
-    "on the meta device": lambda: nn.Linear(2, 2, device="meta"),
-    "half precision": lambda: nn.Linear(2, 2, dtype=torch.bfloat16),
-    "complex": lambda: nn.Linear(2, 2, dtype=torch.complex64),
+    "Transformer": lambda: nn.Transformer(2, 1, 1, 1, 2),
     "weight_norm": lambda: parametrizations.weight_norm(nn.Linear(2, 2)),
     "spectral_norm": lambda: parametrizations.spectral_norm(nn.Linear(2, 2)),
     "orthogonal": lambda: parametrizations.orthogonal(nn.Linear(2, 2)),
