@@ -37,7 +37,6 @@ DTYPES = [
     *(torch.uint16, torch.uint32, torch.uint64),
     *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
 ]
-ACTION_DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "conjugate": lambda x: torch.complex(x, x + 1).conj(),
     "conjugate, changed": lambda x: torch.complex(x, x + 1).conj() * 2,
@@ -68,51 +67,47 @@ def hunters(x: Tensor) -> Tensor:
     return (x[:, :2, 1] % 4).long()
 
 
-def with_extra(extra: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Any]:
-    return lambda _, x: ((x[..., :2] + 1) / 20, hunters(x), extra(x))
-
-
-def as_action(action: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Any]:
-    return lambda _, x: (action((x[..., :2] + 1) / 20), hunters(x))
-
-
-OUTPUTS: dict[str, tuple[Any, list[Any]]] = {
-    **{
-        f"extra {str(dtype)[6:]}": (with_extra(partial(converted, dtype)), [EXTRA])
-        for dtype in DTYPES
-    },
-    **{
-        f"action {str(dtype)[6:]}": (as_action(partial(converted, dtype)), [])
-        for dtype in ACTION_DTYPES
-    },
-    **{f"extra {name}": (with_extra(call), [EXTRA]) for name, call in LAYOUTS.items()},
-    "action, negative view": (as_action(torch._neg_view), []),
-    "action, expanded": (as_action(lambda x: x[:, :1].expand(-1, 3, -1)), []),
-    "action, an imaginary part": (
-        as_action(lambda x: torch.complex(x, x).conj().imag),
-        [],
+COLLECTED = pytest.mark.parametrize(
+    ("kind", "module"),
+    [
+        (Collector, Computes),
+        *(
+            pytest.param(two_workers, module, marks=pytest.mark.processes)
+            for module in (Computes, Called)
+        ),
+    ],
+)
+ACTIONS: list[Callable[[Tensor], Tensor]] = [
+    *(
+        partial(converted, dtype)
+        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     ),
-}
+    torch._neg_view,
+    lambda x: x[:, :1].expand(-1, 3, -1),
+    lambda x: torch.complex(x, x).conj().imag,
+]
 
 
-@pytest.mark.parametrize("name", OUTPUTS)
-def test_an_output_may_have_any_dtype_and_layout(name: str) -> None:
-    call, extra = OUTPUTS[name]
-    keys = [ACTION, HUNTERS, *extra]
-    expected, how = collected(Collector, CountingEnv, Called(call), "prey", keys)
+@pytest.mark.parametrize("action", ACTIONS)
+def test_an_action_may_have_any_dtype_and_layout(action: Any) -> None:
+    def act(_: Any, x: Tensor) -> Any:
+        return action((x[..., :2] + 1) / 20), hunters(x)
+
+    keys = [ACTION, HUNTERS]
+    expected, how = collected(Collector, CountingEnv, Called(act), "prey", keys)
     assert "is called once per frame" in how
-    actual, how = collected(Collector, CountingEnv, Computes(call), "prey", keys)
+    actual, how = collected(Collector, CountingEnv, Computes(act), "prey", keys)
     assert how.startswith("Fused"), how
     for key in keys:
-        torch.testing.assert_close(actual[key], expected[key], equal_nan=True)
+        torch.testing.assert_close(actual[key], expected[key])
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("kind", [Computes, Called])
-def test_workers_write_outputs_of_every_dtype_and_layout(kind: Any) -> None:
+@COLLECTED
+def test_outputs_may_have_any_dtype_and_layout(kind: Any, module: Any) -> None:
     extras: list[Any] = [partial(converted, dtype) for dtype in DTYPES]
     # The other one depends on all environments of a process.
-    extras += [LAYOUTS[name] for name in LAYOUTS if name != "a number expanded"]
+    alone = kind is Collector
+    extras += [LAYOUTS[k] for k in LAYOUTS if alone or k != "a number expanded"]
     keys = [ACTION, HUNTERS, *(("prey", f"extra_{i}") for i in range(len(extras)))]
 
     def act(_: Any, x: Tensor) -> Any:
@@ -120,8 +115,8 @@ def test_workers_write_outputs_of_every_dtype_and_layout(kind: Any) -> None:
         return action, hunters(x), *(extra(x) for extra in extras)
 
     expected, _ = collected(Collector, CountingEnv, Called(act), "prey", keys)
-    actual, how = collected(two_workers, CountingEnv, kind(act), "prey", keys)
-    assert how.startswith("Fused") == (kind is Computes), how
+    actual, how = collected(kind, CountingEnv, module(act), "prey", keys)
+    assert how.startswith("Fused") == (module is Computes), how
     for key in keys:
         torch.testing.assert_close(actual[key], expected[key], equal_nan=True)
 
@@ -146,7 +141,7 @@ def test_an_output_that_batches_cannot_store_is_refused_by_name(
     name: str, kind: Any
 ) -> None:
     extra, message = WRONG[name]
-    module = kind(with_extra(extra))
+    module = kind(lambda _, x: ((x[..., :2] + 1) / 20, hunters(x), extra(x)))
     with pytest.raises(TypeError, match=f"output prey/extra .*{message}"):
         collected(Collector, CountingEnv, module, "prey", [ACTION, HUNTERS, EXTRA])
 
@@ -181,46 +176,18 @@ BUFFERS: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor, Tensor], Tensor
     "expanded": (lambda: torch.ones(1).expand(3), lambda m, x: x * m),
     "transposed": (EYE.t, lambda m, x: x @ m),
 }
-OF_DTYPES = [torch.bfloat16, torch.float8_e4m3fn, *DTYPES]
 BUFFERS |= {
     str(dtype)[6:]: (
         partial(converted, dtype, torch.tensor([1.0, 0.0, 3.0])),
         lambda m, x: x * m.to(torch.complex64).real,
     )
-    for dtype in OF_DTYPES
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn, *DTYPES)
 }
 
 
-sparse_or_quantized = pytest.mark.filterwarnings(
-    "ignore:Sparse", "ignore:torch.quantize_per_tensor"
-)
-
-
-@sparse_or_quantized
-@pytest.mark.parametrize("name", BUFFERS)
-def test_a_buffer_may_have_any_dtype_and_layout(name: str) -> None:
-    buffer, call = BUFFERS[name]
-
-    def act(module: Any, x: Tensor) -> Any:
-        y: Tensor = call(module.table, x)
-        return (y[..., :2] + 1) / 20, hunters(x)
-
-    keys = [ACTION, HUNTERS]
-    made = [
-        collected(Collector, CountingEnv, kind(act, buffer()), "prey", keys)
-        for kind in (Called, Computes)
-    ]
-    (expected, _), (actual, how) = made
-    assert how.startswith("Fused"), how
-    assert len(expected[ACTION].unique()) > 10
-    for key in keys:
-        torch.testing.assert_close(actual[key], expected[key])
-
-
-@pytest.mark.processes
-@sparse_or_quantized
-@pytest.mark.parametrize("kind", [Computes, Called])
-def test_workers_get_buffers_of_every_dtype_and_layout(kind: Any) -> None:
+@COLLECTED
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:torch.quantize_per_tensor")
+def test_buffers_may_have_any_dtype_and_layout(kind: Any, module: Any) -> None:
     extras = [("prey", f"extra_{i}") for i in range(len(BUFFERS))]
 
     def act(module: Any, x: Tensor) -> Any:
@@ -229,16 +196,16 @@ def test_workers_get_buffers_of_every_dtype_and_layout(kind: Any) -> None:
         extra = (call(table, x)[..., :2] for (_, call), table in made)
         return (x[..., :2] + 1) / 20, hunters(x), *extra
 
-    def module(kind: Any) -> nn.Module:
-        built: nn.Module = kind(act)
+    def build(module: Any) -> nn.Module:
+        built: nn.Module = module(act)
         for i, (buffer, _) in enumerate(BUFFERS.values()):
             built.register_buffer(f"table_{i}", buffer())
         return built
 
     keys = [ACTION, HUNTERS, *extras]
-    expected, _ = collected(Collector, CountingEnv, module(Called), "prey", keys)
-    actual, how = collected(two_workers, CountingEnv, module(kind), "prey", keys)
-    assert how.startswith("Fused") == (kind is Computes), how
+    expected, _ = collected(Collector, CountingEnv, build(Called), "prey", keys)
+    actual, how = collected(kind, CountingEnv, build(module), "prey", keys)
+    assert how.startswith("Fused") == (module is Computes), how
     for key in keys:
         torch.testing.assert_close(actual[key], expected[key])
         assert key == HUNTERS or len(expected[key].unique()) > 10
