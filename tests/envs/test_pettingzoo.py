@@ -1,16 +1,25 @@
-"""PettingZoo parallel environments: how they are built, unusual agents, pictures."""
+"""PettingZoo: how environments are built, found and grouped; unusual agents."""
 
-from typing import Any
+import re
+import sys
+from functools import partial
+from types import ModuleType
+from typing import Any, ClassVar
 
 import pytest
 
 pytest.importorskip("pettingzoo")
 
+import numpy as np
+from gymnasium import spaces
 from support.zoo import Script, ScriptedEnv, altered
 from zoo_tools import BoundEnv, scripted
 
-from marl_collect import Collector
+from marl_collect import Collector, MarlGroupMapType
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
+from marl_collect.envs.pettingzoo.groups import AgentSpec, group_agents
+from marl_collect.envs.pettingzoo.provider import find_task, settings
+from marl_collect.testing.check_env import check_env
 
 
 def test_an_agent_that_is_still_listed_after_its_end_is_alive_after_the_next_step() -> (
@@ -148,3 +157,217 @@ def test_methods_and_attributes_of_the_environment_are_called_by_name() -> None:
     with pytest.raises(AttributeError, match="full_action_spec"):
         _ = env.full_action_spec
     env.close()
+
+
+def test_a_group_map_has_the_agents_that_are_no_strings() -> None:
+    raw: Any = ScriptedEnv()
+    raw.possible_agents = [0, (0, 1), "a"]
+    env = PettingZooWrapper(raw, group_map={"y": [0], "x": [(0, 1), "a"]})
+    assert list(env.group_map.items()) == [("y", ["0"]), ("x", ["(0, 1)", "a"])]
+    with pytest.raises(ValueError, match=r"unknown: \[7, None\]"):
+        PettingZooWrapper(raw, group_map={"x": [(0, 1), "a"], "y": [0, 7, None]})
+
+
+UNLIKE = Script(
+    observation={
+        "agent_0": spaces.Box(0, 9, (2,), np.float32),
+        "agent_1": spaces.Box(0, 9, (4,), np.float32),
+        "agent_2": spaces.Box(0, 9, (2,), np.float32),
+    },
+    observe=lambda i, step, action: np.full(4 if i == 1 else 2, i, dtype=np.float32),
+)
+
+
+def test_agents_of_one_prefix_with_different_spaces_get_different_groups() -> None:
+    env = scripted(UNLIKE)
+    assert env.env.group_map == {
+        "agent_kind0": ["agent_0", "agent_2"],
+        "agent_kind1": ["agent_1"],
+    }
+    assert env["agent_kind1", "observation"].tolist() == [[1, 1, 1, 1]]
+
+
+def test_an_error_closes_what_the_constructor_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[Any] = []
+
+    def close(self: Any) -> None:
+        closed.append(self)
+
+    monkeypatch.setattr(ScriptedEnv, "close", close)
+    wrong = {"x": ["nobody"]}
+    with pytest.raises(ValueError, match="unknown"):
+        PettingZooEnv("support.zoo:ScriptedEnv", group_map=wrong)
+    assert len(closed) == 1
+    raw = ScriptedEnv()  # Still the user's.
+    with pytest.raises(ValueError, match="unknown"):
+        PettingZooWrapper(raw, group_map=wrong)
+    assert len(closed) == 1
+
+
+ACTIONS: Any = {a: spaces.Discrete(i + 2) for i, a in enumerate(Script().agents)}
+NO_MAP = "must be a mapping from group to agents"
+
+
+@pytest.mark.parametrize(
+    ("script", "group_map", "error", "message"),
+    [
+        (UNLIKE, MarlGroupMapType.ALL_IN_ONE_GROUP, ValueError, "agent_0.*group_map="),
+        (Script(action=ACTIONS), {"x": Script().agents}, ValueError, "in Discrete.2"),
+        (Script(), "agents", ValueError, "must be one of .*'one_group_per_agent'"),
+        (Script(), ["agent_0"], TypeError, NO_MAP),
+        (Script(), 3, TypeError, NO_MAP),
+    ],
+)
+def test_a_group_map_that_does_not_fit_is_an_error(
+    script: Script, group_map: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        scripted(script, group_map=group_map)
+
+
+def test_a_group_that_is_split_or_renamed_leaves_the_other_names_alone() -> None:
+    sizes = {"a_0": 1, "a_1": 2, "a_kind0_0": 3, "a_kind0__0": 4, "collector_0": 1}
+    sizes |= {"collector_agents_0": 2, "collector_agents_1": 2}
+    specs = [
+        AgentSpec(name, name, "", 0, spaces.Box(0, 1, (size,)), spaces.Discrete(2))
+        for name, size in sizes.items()
+    ]
+    groups = group_agents(specs, None, parallel=True)
+    assert groups == {
+        "a_kind0__": ["a_0"],
+        "a_kind1": ["a_1"],
+        "a_kind0": ["a_kind0_0"],
+        "a_kind0_": ["a_kind0__0"],
+        "collector_agents_": ["collector_0"],
+        "collector_agents": ["collector_agents_0", "collector_agents_1"],
+    }
+
+
+class Makers:
+    """Callables that build environments, each with other parameters."""
+
+    seed: Any = None
+    built: ClassVar[list[PettingZooWrapper]] = []
+
+    @staticmethod
+    def plain(n_agents: int = 2) -> ScriptedEnv:
+        return ScriptedEnv(Script(n_agents=n_agents))
+
+    @staticmethod
+    def any_keyword(**keywords: Any) -> ScriptedEnv:
+        return Makers.plain(**keywords)
+
+    @staticmethod
+    def named(seed: int = 0) -> ScriptedEnv:
+        Makers.seed = seed
+        return ScriptedEnv()
+
+    @staticmethod
+    def wraps() -> PettingZooWrapper:
+        Makers.built.append(PettingZooWrapper(ScriptedEnv()))
+        return Makers.built[-1]
+
+    @staticmethod
+    def wraps_any(**keywords: Any) -> PettingZooWrapper:
+        Makers.built.append(PettingZooWrapper(ScriptedEnv(), **keywords))
+        return Makers.built[-1]
+
+
+@pytest.fixture
+def own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = ModuleType("own_tasks")
+    module.Makers, module.Env = Makers, ScriptedEnv
+    monkeypatch.setitem(sys.modules, "own_tasks", module)
+    Makers.built.clear()
+
+
+OWN_TASKS = pytest.mark.usefixtures("own_tasks")
+
+
+@OWN_TASKS
+@pytest.mark.parametrize("name", ["plain", "any_keyword"])
+def test_the_wrapper_takes_its_keywords(name: str) -> None:
+    keywords = {"done_on_any": False, "agent_ids": True, "fast": False}
+    with find_task(f"own_tasks:Makers.{name}")(n_agents=3, **keywords) as env:
+        assert env.n_agents == 3
+        assert not env.description.done_on_any
+        assert env.observation_space["agent"]["observation"].shape == (3, 6)
+
+
+@OWN_TASKS
+def test_a_keyword_that_the_callable_names_is_its_own() -> None:
+    with find_task("own_tasks:Makers.named")(seed=7) as env:
+        assert Makers.seed == 7
+        assert env.description.pinned_seed is None
+
+
+@OWN_TASKS
+def test_a_callable_that_wraps_takes_the_keywords_itself() -> None:
+    with find_task("own_tasks:Makers.wraps_any")(done_on_any=False) as env:
+        assert not env.description.done_on_any
+    assert len(Makers.built) == 2
+    assert all(env.is_closed for env in Makers.built)
+
+
+@OWN_TASKS
+def test_a_callable_that_wraps_must_name_the_keywords() -> None:
+    message = (
+        "own_tasks:Makers.wraps has no argument 'done_on_any', and the "
+        "PettingZooWrapper that it returns takes none any more: add a parameter "
+        "done_on_any to the callable"
+    )
+    with pytest.raises(TypeError, match=re.escape(message)):
+        find_task("own_tasks:Makers.wraps")(done_on_any=False)
+    assert all(env.is_closed for env in Makers.built)
+
+
+@OWN_TASKS
+def test_the_settings_of_a_pettingzoo_environment_include_the_wrappers() -> None:
+    own = settings("own_tasks:Env")
+    assert list(own)[:2] == ["script", "render_mode"]
+    assert own["done_on_any"] is None
+    assert own["absent"] == "dead"
+    assert settings("own_tasks:Makers.wraps") == {}
+
+
+# cooperative_pong observes by rendering, and warns if no render_mode is set.
+@pytest.mark.filterwarnings("ignore:.*calling render method:UserWarning")
+@pytest.mark.parametrize(
+    ("package", "task", "parallel", "keywords"),
+    [
+        ("pymunk", "pistonball_v6", True, {"n_pistons": 3, "max_cycles": 4}),
+        ("pygame", "cooperative_pong_v6", True, {"max_cycles": 4}),
+        ("mpe2", "simple_world_comm_v3", False, {}),
+        ("chess", "chess_v6", False, {}),
+        ("pygame", "go_v5", False, {"board_size": 5}),
+    ],
+)
+def test_environments_that_the_oracle_does_not_replay(
+    package: str, task: str, parallel: bool, keywords: dict[str, Any]
+) -> None:
+    for module in ("torch", "pygame", package):
+        pytest.importorskip(module)
+    factory = partial(PettingZooEnv, task, parallel, **keywords)
+    check_env(factory, steps=30, episodes=2)
+
+
+@pytest.mark.roms
+def test_atari() -> None:
+    check_env(lambda: PettingZooEnv("pong_v3", max_cycles=20), steps=25, episodes=1)
+
+
+def test_a_missing_rom_is_an_error_that_names_the_installer() -> None:
+    multi_agent_ale_py = pytest.importorskip("multi_agent_ale_py")
+    try:
+        PettingZooEnv("pong_v3").close()
+    except OSError as error:
+        assert "AutoROM" in str(error)  # noqa: PT017 - no error if ROMs are installed
+    assert multi_agent_ale_py is not None
+
+
+def test_a_state_that_is_not_callable_is_an_error() -> None:
+    pytest.importorskip("pettingzoo.classic")
+    with pytest.raises(ValueError, match=r"with state\(\), but that of rps_v2 raised"):
+        PettingZooEnv("rps_v2", return_state=True)
