@@ -1,15 +1,24 @@
-"""``make_critic`` reads every observation space; identities tell agents apart."""
+"""Critics read every observation space; identities tell agents apart; mixers."""
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from model_tools import observe
+from tensordict import TensorDict
 
 from marl_collect.core.description import EnvDescription, GroupDescription
-from marl_collect.models import CrossGroupCritic, make_critic
+from marl_collect.models import (
+    CrossCriticGroupSpec,
+    CrossGroupCritic,
+    QMixer,
+    VDNMixer,
+    make_critic,
+)
+from marl_collect.weights.materialize import infer_lazy, materialize
 
 VECTOR = GroupDescription(
     ("a", "b"), spaces.Box(-1, 1, (5,), np.float32), spaces.Discrete(3)
@@ -90,3 +99,98 @@ def test_an_option_of_policies_only_is_refused() -> None:
         match="no option 'check_mask'. Its options are actions, activation_cl",
     ):
         make_critic(BOTH, check_mask=False)
+
+
+SIZES = {"wolf": (2, 3), "sheep": (4, 5)}
+
+
+def specs(kind: Any = CrossCriticGroupSpec, **changed: Any) -> Any:
+    return {
+        name: kind(
+            **(
+                {
+                    "obs_dim": size,
+                    "n_agents": n,
+                    "obs_key": (name, "observation"),
+                    "value_key": (name, "state_value"),
+                }
+                | changed
+            )
+        )
+        for name, (n, size) in SIZES.items()
+    }
+
+
+def batch(*shape: Any) -> Any:
+    groups = {
+        name: TensorDict({"observation": torch.randn(*shape, n, size)}, shape)
+        for name, (n, size) in SIZES.items()
+    }
+    return TensorDict(groups, shape)
+
+
+def test_encoders_of_detached_groups_get_no_gradient() -> None:
+    critic = CrossGroupCritic(specs(), d_model=8, detach_groups=["wolf"])
+    out = critic(batch(3))
+    sum(out[name, "state_value"].sum() for name in SIZES).backward()
+    assert all(p.grad is None for p in critic.module.encoders["wolf"].parameters())
+    assert all(p.grad is not None for p in critic.module.encoders["sheep"].parameters())
+
+
+@pytest.mark.parametrize("share_params", [False, True])
+def test_it_equals_torchrl_with_the_same_weights(share_params: bool) -> None:
+    torchrl = pytest.importorskip("torchrl.modules.models")
+    critic_file = pytest.importorskip(
+        "torchrl.modules.models.cross_group_critic",
+        reason="needs a TorchRL that has this critic",
+    )
+    theirs = torchrl.CrossGroupCritic(
+        specs(critic_file.CrossCriticGroupSpec), d_model=8, share_params=share_params
+    )
+    critic = CrossGroupCritic(specs(), d_model=8, share_params=share_params)
+    critic.load_torchrl_state_dict(theirs.state_dict())
+    td = batch(5)
+    ours, other = critic(td.clone()), theirs(td.clone())
+    for name in SIZES:
+        key = (name, "state_value")
+        torch.testing.assert_close(ours[key], other[key])
+
+
+def test_sizes_are_inferred_and_weights_are_materialized() -> None:
+    with torch.device("meta"):
+        critic = CrossGroupCritic(specs(obs_dim=None), d_model=8)
+    ready = materialize(infer_lazy(critic, batch(1)), seed=0)
+    assert ready(batch(2))["sheep", "state_value"].shape == (2, 4, 1)
+
+
+def test_bad_input_names_the_group() -> None:
+    critic = CrossGroupCritic(specs())
+    td = batch(2)
+    td["sheep", "observation"] = torch.zeros(2, 3, 5)
+    with pytest.raises(Exception, match=r"'sheep'.*n_agents=4.*\[2, 3, 5\]"):
+        critic(td)
+    with pytest.raises(ValueError, match=r"\['goat'\]"):
+        CrossGroupCritic(specs(), detach_groups=["goat"])
+
+
+N = 4
+
+
+@pytest.mark.parametrize(
+    ("mixer", "inputs", "message"),
+    [
+        (VDNMixer(N), (torch.zeros(2, 3, 1),), r"n_agents=4.*\[2, 3, 1\]"),
+        (VDNMixer(N), (torch.zeros(2, N, 1), torch.zeros(2, 3)), "takes no state"),
+        (QMixer((3,), 4, N), (torch.zeros(2, N, 1),), "but found none"),
+        (
+            QMixer((3,), 4, N),
+            (torch.zeros(2, N, 1), torch.zeros(2, 5)),
+            r"state of shape \[2, 3\], but found the shape \[2, 5\]",
+        ),
+    ],
+)
+def test_bad_inputs_name_expected_and_found(
+    mixer: Any, inputs: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        mixer(*inputs)
