@@ -52,8 +52,8 @@ OLDEST := tensordict==0.11.0 torchrl==0.11.1 benchmarl==1.5.2 hydra-core==1.3.2 
 NEWEST := tensordict==0.15.3 torchrl==0.14.1
 # Tests of what uses the inside of tensordict, or TorchRL. The daily workflow runs more.
 VERSIONED_TESTS ?= tests/policies tests/weights \
-	$(addprefix tests/core/test_,tensordicts.py tensordict_api.py torchrl_names.py) \
-	$(addprefix tests/models/test_,policy.py distributions.py recurrent.py) \
+	tests/core/test_torchrl_names.py \
+	$(addprefix tests/models/test_,policy.py heads.py recurrent.py) \
 	$(addprefix tests/interop/test_,benchmarl.py examples.py torchrl_ours.py torchrl_theirs.py) \
 	$(addprefix tests/torchrl_conformance/test_conformance_,networks.py pettingzoo.py trajectories.py) \
 	tests/collectors/test_single.py

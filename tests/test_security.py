@@ -16,7 +16,7 @@ TESTS: Final = {
     "Run folders and datasets of other people choose no code.": [
         TASKS + "test_the_task_of_a_run_is_no_code_that_was_not_typed",
         TASKS + "test_a_dataset_that_is_viewed_runs_no_lua",
-        TASKS + "test_a_dataset_that_is_saved_as_a_page_runs_no_lua",
+        TASKS + "test_a_saved_page_runs_no_lua",
     ],
     "Commands refuse a `module:name` that a file names.": [
         TASKS + "test_the_task_of_a_run_is_no_code_that_was_not_typed",
@@ -26,8 +26,8 @@ TESTS: Final = {
     "others.": [
         TASKS + "test_the_settings_of_a_run_lead_to_no_folder",
         TASKS + "test_a_family_does_not_declare_other_settings_safe",
-        TASKS + "test_every_argument_of_a_family_is_safe_or_known_not_to_be",
-        TASKS + "test_the_typed_settings_of_this_exploit_run_it",
+        TASKS + "test_every_argument_is_safe_or_known_not_to_be",
+        TASKS + "test_typed_settings_of_this_exploit_run_it",
     ],
     "A number in a file can still make an environment slow, or fill the memory.": [
         TASKS + "test_plain_settings_of_a_run_are_used"
@@ -37,12 +37,12 @@ TESTS: Final = {
     ],
     "Files of weights, and the checkpoints of runs (`marl-collect compare --resume`), "
     "are loaded with `torch.load(weights_only=True)`, which runs no code.": [
-        "training/test_run_folder.py::test_reading_a_checkpoint_runs_no_code",
+        "training/test_run_folder.py::test_reading_runs_no_code",
         WEIGHTS + "test_options_in_a_file_name_no_code",
     ],
     "Their checksums are compared first, so damaged weights are refused.": [
         WEIGHTS + "test_damage_is_an_error_that_names_the_file_or_changes_no_weight",
-        CHECKPOINT + "test_parts_that_differ_from_those_of_the_checkpoint_are_an_error",
+        CHECKPOINT + "test_parts_other_than_those_of_the_checkpoint_are_errors",
     ],
     "Datasets are Parquet files.": [
         "storage/test_storage_writer.py::test_reading_unpickles_nothing_and_follows_links"
@@ -62,14 +62,14 @@ TESTS: Final = {
         VIEW + "test_the_server_listens_on_this_machine_only"
     ],
     "It answers only requests with the token of the printed address.": [
-        VIEW + "test_the_server_answers_nobody_without_its_token",
+        VIEW + "test_the_token_is_required",
         VIEW + "test_the_command_prints_the_address_with_the_token",
     ],
     "A browser gets the address from a file that only you can read.": [
         VIEW + "test_the_browser_gets_the_token_from_a_file_of_the_user_alone"
     ],
     "Commands print control characters in the text of files escaped.": [
-        "cli/test_cli_consoles.py::test_whatever_is_printed_is_escaped"
+        "cli/test_cli_consoles.py::test_all_output_is_escaped"
     ],
     "Worker processes exchange pickles with their trainer over local sockets.": [
         "processes/test_sockets.py::test_no_socket_of_a_pool_has_a_name"

@@ -77,7 +77,7 @@ def fake_runners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.processes
-def test_a_system_that_hangs_or_ends_is_dropped_and_others_continue(
+def test_systems_that_hang_or_end_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     window, calls = Served._window, Counter[str]()
@@ -91,9 +91,8 @@ def test_a_system_that_hangs_or_ends_is_dropped_and_others_continue(
         return window(served, seconds, 0.2 if hangs else timeout)
 
     monkeypatch.setattr(Served, "_window", shortened)
-    systems = {
-        name: System(name) for name in ("fake_hanging", "fake_steady", "fake_ending")
-    }
+    names = ("fake_hanging", "fake_steady", "fake_ending")
+    systems = {name: System(name) for name in names}
     messages: list[str] = []
     entries = contest(systems, 3, 0.1, messages.append)
     assert [w["rate"] for w in entries["fake_steady"]["windows"]] == [5.0] * 3
@@ -202,9 +201,8 @@ def test_a_storing_loop_keeps_the_data_of_a_collector() -> None:
         before.append({key: loop.row[key].copy() for key in observed})
         storing.step(number)
         after.append({key: loop.row[key].copy() for key in observed})
-        remainders.append(
-            {k: a.copy() for k, a in loop.row.items() if k not in observed}
-        )
+        rest = {k: a.copy() for k, a in loop.row.items() if k not in observed}
+        remainders.append(rest)
     stored_bytes = [memory.tobytes() for memory in storing.stored]
     for frames in (before, after, remainders):
         for key in frames[0]:

@@ -144,9 +144,7 @@ def test_rows_of_a_benchmark_have_different_names(name: str) -> None:
         ),
     ],
 )
-def test_a_row_is_measured(
-    name: str, words: list[str], alternatives: list[str]
-) -> None:
+def test_measures_a_row(name: str, words: list[str], alternatives: list[str]) -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     case = micro.find_cases(name, words)[0]
     lines = micro.rows(case, 1, 0.0)
@@ -154,9 +152,7 @@ def test_a_row_is_measured(
 
 
 @pytest.mark.parametrize("library", ["lbforaging", "rware"])
-def test_a_library_with_lists_of_agents_is_compared(
-    library: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lists_are_compared(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(library, reason=f"needs the extra {library}")
     monkeypatch.setattr(families, "FRAMES", 20)
     word = "Foraging-5x5" if library == "lbforaging" else "rware-tiny"

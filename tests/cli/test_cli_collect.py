@@ -101,7 +101,7 @@ def test_collect_writes_multiwalker_data_and_prints_a_summary(tmp_path: Path) ->
     assert "runs/multiwalker_v9-1" in output
 
 
-def test_workers_do_not_change_the_data_and_a_second_run_appends(
+def test_workers_do_not_change_data_and_a_second_run_appends(
     tmp_path: Path,
 ) -> None:
     options = [COUNTING, "--frames", "40", "--policy", "random", "--quiet"]
@@ -227,7 +227,7 @@ def make():
 """
 
 
-def test_an_environment_that_raises_is_reported_and_batches_are_kept(
+def test_environment_errors_are_reported_and_batches_kept(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "breaks.py").write_text(BREAKS)
@@ -293,9 +293,7 @@ def test_a_collection_is_copied_to_a_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_in_store")
-def test_what_cannot_be_copied_stays_and_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uncopied_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = collect(tmp_path, COUNTING, "--frames", "4000", "--out", "s3://later/d")
     folder = "runs/workloads.counting-CountingEnv-1"
     assert result.returncode == 1
@@ -321,10 +319,7 @@ def test_a_store_that_is_not_suited_is_refused_at_once(tmp_path: Path) -> None:
         writer.add(Collector(CountingEnv, frames_per_batch=20).next())
     copy(tmp_path / "other", "s3://bucket/other")
     for url, message in (
-        (
-            "s3://bucket/other",
-            "s3://bucket/other holds a dataset of another kind: task",
-        ),
+        ("s3://bucket/other", "s3://bucket/other holds a dataset of another kind"),
         ("nothing://x/y", "nothing://x/y cannot be read or written: .*Protocol not kn"),
     ):
         result = collect(tmp_path, COUNTING, "--out", url)

@@ -38,7 +38,7 @@ def test_a_file_of_the_name_of_an_unknown_task_is_mentioned(
     assert "race.py" not in run("info", "rac")[1]
 
 
-def test_a_task_that_is_not_installed_is_refused_with_its_extra(
+def test_absent_tasks_are_refused_with_extras(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hide(monkeypatch, "mpe2", "meltingpot")
@@ -267,9 +267,7 @@ def test_a_damaged_dataset_is_an_error_without_a_traceback(tmp_path: Path) -> No
 
 
 @pytest.mark.processes
-def test_errors_about_an_environment_have_no_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_traceback_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     pytest.importorskip("matplotlib", reason="needs the extra plot")
     monkeypatch.chdir(tmp_path)
@@ -358,15 +356,14 @@ def test_play_prints_the_returns_of_each_episode() -> None:
     assert code == 0, text
     assert "3 episodes" in text
     assert "hunter, mean" in text
-    played = evaluate(
-        None, CountingEnv, episodes=3, max_frames_per_traj=6, deterministic=True
-    )
+    options: Any = {"max_frames_per_traj": 6, "deterministic": True}
+    played = evaluate(None, CountingEnv, episodes=3, **options)
     assert f"mean {sum(played.lengths) / 3:.1f} {played.mean_team_return:,.2f}" in text
     assert run("play", COUNTING, "--policy", "nowhere.pt")[0] == 2
 
 
 @pytest.mark.processes
-def test_inspect_shows_rewards_of_frames_if_no_episode_has_ended(
+def test_inspect_shows_rewards_of_frames_if_no_episode_ended(
     tmp_path: Path,
 ) -> None:
     imread = pytest.importorskip("imageio.v3", reason="needs the extra video").imread

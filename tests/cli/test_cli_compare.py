@@ -159,9 +159,7 @@ def test_ctrl_c_keeps_the_runs_and_resume_continues_them(tmp_path: Path) -> None
     assert (folder / "checkpoints" / "last.pt").exists()
     code, text = run("compare", "--report", str(tmp_path / "out"))
     assert code == 0, text
-    assert "which appear in the curves only: 1 of 1. To continue" in " ".join(
-        text.split()
-    )
+    assert "appear in the curves only: 1 of 1. To continue" in " ".join(text.split())
     config = json.loads((folder / "config.json").read_text())
     config["options"]["frames"] = 160  # As if --frames 160 had been given.
     (folder / "config.json").write_text(json.dumps(config))
@@ -185,9 +183,7 @@ def test_all_setups_are_checked_before_the_first_frame(tmp_path: Path) -> None:
     arguments = [
         *("compare", TASK, *SMALL_ALL, "--env", "n_prey=1", "--out", str(tmp_path))
     ]
-    code, text = run(
-        *arguments, "--setup", "ippo-local-own", "--setup", "qmix-local-own"
-    )
+    code, text = run(*arguments, "--setup=ippo-local-own", "--setup=qmix-local-own")
     assert code == 2
     assert "qmix-local-own cannot be trained: qmix learns the values of one" in text
     assert list(tmp_path.iterdir()) == []
@@ -210,9 +206,7 @@ def test_the_display_shows_the_whole_comparison_at_80_columns(tmp_path: Path) ->
     first, second = captured.get().splitlines()
     assert first.startswith("1,500,000/4,000,000 frames")
     assert " left " in first
-    assert second.startswith(
-        "mappo-centralised-shared-ids, seed 1 (2/4): 500,000 frames"
-    )
+    assert second.startswith("mappo-centralised-shared-ids, seed 1 (2/4): 500,000 fra")
     assert len(second) <= 80
     assert record.frames == 0
     assert log.read_text().count("   0 frames: return 1.00 (team)") == 2
@@ -472,7 +466,7 @@ def test_a_wrapped_environment_is_compared_played_and_rendered(odd_tasks: Any) -
     assert len(pictures) == 2 * (4 + 1)
 
 
-def test_an_error_of_the_environment_has_the_worker_s_traceback_only(
+def test_environment_errors_have_the_worker_s_traceback_only(
     odd_tasks: Any,
 ) -> None:
     code, text = run("compare", f"{odd_tasks}:failing", *ONE)

@@ -161,9 +161,7 @@ def test_an_error_of_the_environment_is_told_for_each_run(
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_report_that_cannot_be_written_stops_no_run(
-    jobs: int, tmp_path: Path
-) -> None:
+def test_reports_that_cannot_be_written_stop_no_run(jobs: int, tmp_path: Path) -> None:
     out = tmp_path / "out"
     (out / "report.md").mkdir(parents=True)
     code, text = run("--jobs", jobs, "--frames", "80", "--out", out)

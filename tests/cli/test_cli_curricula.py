@@ -140,9 +140,7 @@ def test_recorded_episodes_are_drawn_with_their_tasks() -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["collect", "play", "render"])
-def test_what_is_no_curriculum_is_refused_at_once(
-    command: str, options: list[str], message: str
-) -> None:
+def test_bad_curricula_refused(command: str, options: list[str], message: str) -> None:
     code, text = run(command, "workloads.counting:CountingEnv", *options)
     assert code == 2
     assert message in text

@@ -124,16 +124,12 @@ def test_what_the_error_advises_plays_the_run(
         [shlex.split(advice)[-1]],
         None,
     )
-    assert (played.task, played.env_kwargs) == (
-        "os:system",
-        {"command": f"touch {proof}"},
-    )
+    assert played.task == "os:system"
+    assert played.env_kwargs == {"command": f"touch {proof}"}
 
 
 @pytest.mark.processes
-def test_a_resumed_comparison_takes_no_task_from_its_folder(
-    command: Path, proof: Path
-) -> None:
+def test_resuming_takes_no_task_from_the_folder(command: Path, proof: Path) -> None:
     task = "workloads.counting:CountingEnv"
     code, text = run("compare", task, "--resume", "--out", command, "--frames=10")
     assert code == 2, text
@@ -158,7 +154,7 @@ def test_the_settings_of_a_run_lead_to_no_folder(
 
 
 @pytest.mark.processes
-def test_the_typed_settings_of_this_exploit_run_it(
+def test_typed_settings_of_this_exploit_run_it(
     lua: dict[str, Any], proof: Path
 ) -> None:
     code, text = run("info", LAB2D, f"--env=settings={json.dumps(lua['settings'])}")
@@ -201,9 +197,7 @@ def test_a_dataset_that_is_viewed_runs_no_lua(data: Path, proof: Path) -> None:
     assert "settings.levelDirectory" in why
 
 
-def test_a_dataset_that_is_saved_as_a_page_runs_no_lua(
-    data: Path, proof: Path, tmp_path: Path
-) -> None:
+def test_a_saved_page_runs_no_lua(data: Path, proof: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.html"
     code, text = run("view", data, "--save", file)
     assert code == 0, text
@@ -212,9 +206,7 @@ def test_a_dataset_that_is_saved_as_a_page_runs_no_lua(
     assert '"/picture?' not in file.read_text()
 
 
-def test_a_typed_task_gets_no_unsafe_settings_of_the_dataset(
-    data: Path, proof: Path, tmp_path: Path
-) -> None:
+def test_typed_tasks_get_safe_settings(data: Path, proof: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.html"
     for task in (LAB2D, "workloads.counting:CountingEnv"):
         code, text = run("view", data, "--save", file, "--task", task)
@@ -224,9 +216,7 @@ def test_a_typed_task_gets_no_unsafe_settings_of_the_dataset(
     assert not file.exists()
 
 
-def test_typed_settings_replace_those_of_the_dataset(
-    data: Path, proof: Path, tmp_path: Path
-) -> None:
+def test_typed_settings_have_priority(data: Path, proof: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.html"
     code, text = run("view", data, "--save", file, "--env=settings={}")
     assert code == 0, text
@@ -247,9 +237,8 @@ def test_a_dataset_of_code_is_not_drawn(tmp_path: Path, proof: Path) -> None:
 def test_plain_settings_of_a_run_are_used(tmp_path: Path) -> None:
     pytest.importorskip("mpe2")
     settings = {"N": 2, "max_cycles": 7, "agent_ids": True}
-    folder = write_run(
-        tmp_path / "run", "simple_spread_v3", settings, max_frames_per_traj=3
-    )
+    task, limit = "simple_spread_v3", {"max_frames_per_traj": 3}
+    folder = write_run(tmp_path / "run", task, settings, **limit)
     for task in (str(folder), "simple_spread_v3"):
         policy = PolicyRequest(str(folder), False, True, 0)
         played = what_to_play(task, policy, ["N=4"], None)
@@ -268,9 +257,7 @@ def test_plain_settings_of_a_run_are_used(tmp_path: Path) -> None:
         ("options", {"max_frames_per_traj": 0}),
     ],
 )
-def test_a_damaged_configuration_is_an_error(
-    tmp_path: Path, name: str, value: Any
-) -> None:
+def test_damaged_settings_are_errors(tmp_path: Path, name: str, value: Any) -> None:
     folder = write_run(tmp_path / "run", "simple_spread_v3", {})
     config = json.loads((folder / "config.json").read_text()) | {name: value}
     (folder / "config.json").write_text(json.dumps(config))
@@ -301,9 +288,7 @@ SAFE = [
 
 
 @pytest.mark.parametrize(("task", "module", "settings"), SAFE)
-def test_a_family_declares_plain_settings_safe(
-    task: str, module: str, settings: dict[str, Any]
-) -> None:
+def test_safe_settings_pass(task: str, module: str, settings: dict[str, Any]) -> None:
     pytest.importorskip(module)
     chosen = checked_task("file", task, settings, {}, how=str)
     assert chosen == (task, settings)
@@ -336,7 +321,7 @@ def test_a_family_does_not_declare_other_settings_safe(
     assert checked_task("file", task, settings, settings, how=str) == (task, settings)
 
 
-def test_a_provider_that_declares_nothing_gets_typed_settings_only(
+def test_undeclared_settings_must_be_typed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Provider:
@@ -391,9 +376,7 @@ NOT_SAFE = {
         ("sisl", "Box2D"),
     ],
 )
-def test_every_argument_of_a_family_is_safe_or_known_not_to_be(
-    family: str, module: str
-) -> None:
+def test_every_argument_is_safe_or_known_not_to_be(family: str, module: str) -> None:
     pytest.importorskip(module)
     unknown = {}
     (provider,) = (

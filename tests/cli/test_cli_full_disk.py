@@ -116,9 +116,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 @pytest.mark.mounts
 @pytest.mark.parametrize("action", PATHS)
-def test_a_full_disk_is_an_error_that_names_the_file(
-    told: tuple[Path, Any], action: str
-) -> None:
+def test_a_full_disk_error_names_the_file(told: tuple[Path, Any], action: str) -> None:
     folder, errors = told
     text, left = errors[action]
     small = re.escape(str(folder))

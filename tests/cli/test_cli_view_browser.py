@@ -91,9 +91,7 @@ def test_a_served_page_plays_and_filters(browser: Browser, data: Path) -> None:
         plays_and_filters(browser, address)
 
 
-def test_a_saved_page_plays_and_filters(
-    browser: Browser, data: Path, tmp_path: Path
-) -> None:
+def test_a_saved_page_plays(browser: Browser, data: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.html"
     selection = [f"--episode={number}" for number in range(4)]
     run_python(*VIEW, data, "--save", file, *selection, check=True)

@@ -27,7 +27,7 @@ class Closes:
 
 
 @pytest.mark.parametrize("raising", [[0], [1], [2], [0, 1], [1, 2], [0, 1, 2]])
-def test_close_closes_all_environments_and_raises_the_first_error(
+def test_close_closes_everything_and_raises_the_first_error(
     raising: list[int],
 ) -> None:
     envs: list[Any] = [Closes() for _ in range(3)]

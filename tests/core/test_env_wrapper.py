@@ -69,9 +69,8 @@ class Reputation(EnvWrapper):
         self.reputation = np.zeros((*env.batch_size, self.size), np.float32)
 
     def after_reset(self, begun: Any, seed: Any) -> None:
-        for world, world_seed in zip(
-            np.atleast_1d(begun), np.atleast_1d(seed), strict=True
-        ):
+        begins = zip(np.atleast_1d(begun), np.atleast_1d(seed), strict=True)
+        for world, world_seed in begins:
             noise = np.random.default_rng(world_seed).normal(size=self.size)
             self.reputation[world] = noise
         reputations = self.row[self.group, "observation", "reputation"]
@@ -138,9 +137,7 @@ ENVIRONMENTS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("make_env", ENVIRONMENTS.values(), ids=ENVIRONMENTS)
 @pytest.mark.parametrize("wrapper", [Plain, OthersRewards, Bonus])
-def test_wrapped_environments_fulfil_the_contract(
-    make_env: Callable[[], Any], wrapper: Any
-) -> None:
+def test_the_contract_is_fulfilled(make_env: Callable[[], Any], wrapper: Any) -> None:
     check_env(lambda: wrapper(make_env()))
     check_env(
         lambda: (
@@ -190,9 +187,8 @@ def test_wrapped_worlds_give_the_data_of_wrapped_environments(
         Collector(lambda: wrapper(worlds(**options)), **keywords) as actual,
     ):
         for expected_batch, actual_batch in zip(expected, actual, strict=True):
-            assert set(expected_batch.keys(True, True)) == set(
-                actual_batch.keys(True, True)
-            )
+            keys = [set(b.keys(True, True)) for b in (expected_batch, actual_batch)]
+            assert keys[0] == keys[1]
             assert (expected_batch == actual_batch).all()
             assert expected_batch["next", "done"].any()
 
@@ -231,7 +227,7 @@ def frames(make_env: Callable[[], Any], policy: Any = None, **options: Any) -> A
 
 
 @pytest.mark.parametrize("make_env", ENVIRONMENTS.values(), ids=ENVIRONMENTS)
-def test_a_wrapper_without_changes_gives_the_same_data(
+def test_wrappers_without_changes_keep_the_data(
     make_env: Callable[[], Any],
 ) -> None:
     expected = frames(make_env)
@@ -286,9 +282,8 @@ def test_an_agent_that_returns_has_a_row_again() -> None:
     batch = frames(lambda: Bonus(scripted()))[0]
     plain = frames(scripted)[0]
     acts = ~plain["agent", "done"][..., 0]
-    gained = (batch["next", "agent", "reward"] - plain["next", "agent", "reward"])[
-        ..., 0
-    ]
+    gained = batch["next", "agent", "reward"] - plain["next", "agent", "reward"]
+    gained = gained[..., 0]
     returned = ~plain["next", "agent", "done"][..., 0] & ~acts
     assert returned.any()
     assert (gained[acts | returned] == 1).all()

@@ -86,9 +86,7 @@ os._exit(0)
 
 @pytest.mark.processes
 @pytest.mark.parametrize("fault", ["exit", "hang with NCCL"])
-def test_a_rank_that_ends_or_hangs_is_an_error_of_the_others(
-    fault: str, tmp_path: Path
-) -> None:
+def test_an_ended_or_hanging_rank_is_an_error(fault: str, tmp_path: Path) -> None:
     first, _, last = run_ranks(tmp_path, ENDS, 3, fault)
     for rank, text in ((0, first), (2, last)):
         assert f"stats(): rank {rank} of 3 got no values of the others." in text

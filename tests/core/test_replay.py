@@ -168,9 +168,7 @@ def brief_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("brief_memory")
 @pytest.mark.parametrize(("batches", "forgotten"), [(1, False), (LONG // 4, True)])
-def test_the_memory_of_a_collector_of_an_endless_episode_is_bounded(
-    batches: int, forgotten: bool
-) -> None:
+def test_endless_episodes_need_bounded_memory(batches: int, forgotten: bool) -> None:
     keywords: dict[str, Any] = {"frames_per_batch": 8, "total_frames": -1, "seed": 1}
     with Collector(Brief, None, **keywords) as collector:
         for _ in range(batches):

@@ -126,7 +126,7 @@ SHARING = [
 
 
 @pytest.mark.parametrize("sharing", SHARING)
-def test_a_collector_refuses_two_environments_that_share_one(
+def test_two_that_share_one_are_refused(
     sharing: Callable[[], Factory],
 ) -> None:
     factory = sharing()
@@ -135,7 +135,7 @@ def test_a_collector_refuses_two_environments_that_share_one(
 
 
 @pytest.mark.parametrize("sharing", SHARING)
-def test_one_environment_that_could_be_shared_is_collected(
+def test_one_that_could_be_shared_is_collected(
     sharing: Callable[[], Factory],
 ) -> None:
     with Collector(sharing(), frames_per_batch=20, total_frames=20) as collector:
@@ -182,7 +182,7 @@ def test_every_layout_refuses_environments_of_one_process_that_share_one(
 
 
 @pytest.mark.processes
-def test_record_refuses_environments_of_one_process_that_share_one(
+def test_record_refuses_environments_of_a_process_that_share_one(
     tmp_path: Any,
 ) -> None:
     with pytest.raises(TypeError, match=MESSAGE):

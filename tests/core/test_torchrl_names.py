@@ -1,15 +1,23 @@
-"""TorchRL's attributes and arguments on environments, or errors that explain."""
+"""TensorDict methods, names of TorchRL and ``repr`` of environments; rows of data."""
 
 import inspect
 from typing import Any
 
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+)
 from workloads.counting import CountingEnv
 
-from marl_collect import RandomPolicy, SerialEnv
+from marl_collect import ParallelEnv, RandomPolicy, SerialEnv
+from marl_collect.buffers.trajectories import split_trajectories
 from marl_collect.core.groups import explicit_groups
+from marl_collect.core.tensordicts import take_rows
 
 
 def test_an_environment_has_torchrls_attributes() -> None:
@@ -43,9 +51,7 @@ def test_an_environment_has_torchrls_attributes() -> None:
         ("state_dict", r"collector\.state_dict\(\)"),
     ],
 )
-def test_an_attribute_that_does_not_exist_names_its_replacement(
-    name: str, advice: str
-) -> None:
+def test_an_absent_attribute_names_its_replacement(name: str, advice: str) -> None:
     with pytest.raises(AttributeError, match=rf"CountingEnv has no {name}.*{advice}"):
         getattr(CountingEnv(), name)
     batch = SerialEnv(2, CountingEnv)
@@ -116,9 +122,8 @@ def test_random_policies_take_spaces_and_specs() -> None:
     spec = interop.to_torchrl(env).full_action_spec
     frames = CountingEnv().rollout(8, RandomPolicy(spec))
     for key in env.action_keys:
-        assert all(
-            env.action_space[key[0]][key[1]].contains(a.numpy()) for a in frames[key]
-        )
+        space = env.action_space[key[0]][key[1]]
+        assert all(space.contains(a.numpy()) for a in frames[key])
     with pytest.raises(TypeError, match="a Gymnasium space or a TorchRL spec"):
         RandomPolicy(3)
 
@@ -168,3 +173,138 @@ def test_torchrls_group_maps_are_accepted() -> None:
     agents = ["a", "b"]
     for kind in torchrl.MarlGroupMapType:
         assert explicit_groups(kind, agents) == kind.get_group_map(agents)
+
+
+def test_rollout_stops_or_continues_at_the_end_of_an_episode() -> None:
+    with CountingEnv() as env:
+        short = env.rollout(100)
+        assert short.names == ["time"]
+        assert short["next", "done"][-1].all()
+        assert not short["next", "done"][:-1].any()
+        long = env.rollout(40, break_when_any_done=False)
+        assert long.shape == (40,)
+        dones = long["next", "done"][:-1, 0]
+        steps = long["hunter", "observation"][1:, 0, 1]
+        assert (steps[dones] == 0).all()
+        truncated = env.rollout(2, set_truncated=True)
+        assert truncated["next", "done"][-1].all()
+        assert truncated["next", "hunter", "done"][-1].all()
+
+
+def test_hidden_state_is_carried_and_cleared() -> None:
+    def policy(td: TensorDictBase) -> TensorDictBase:
+        hidden = td.get("hidden", torch.zeros(2, 1))
+        td.set("hidden", hidden)
+        td.set(("hunter", "action"), torch.zeros(2, 2, dtype=torch.int64))
+        td.set(("prey", "action"), torch.zeros(2, 3, 2))
+        return td.set(("next", "hidden"), hidden + 1)
+
+    with SerialEnv(2, CountingEnv) as env:
+        rollout = env.rollout(40, policy, break_when_any_done=False)
+    steps = rollout["hunter", "observation"][..., 0, 1]
+    alive = rollout["hunter", "mask"][..., 0]
+    assert rollout["next", "done"].any()
+    assert torch.equal(rollout["hidden"][..., 0][alive], steps[alive])
+
+
+def test_fake_tensordict_has_the_keys_of_a_step() -> None:
+    with CountingEnv() as env:
+        fake = env.fake_tensordict()
+        real = env.rand_step(env.reset())
+        assert set(fake.keys(True, True)) == set(real.keys(True, True))
+        for key in fake.keys(True, True):
+            assert fake[key].shape == real[key].shape, key
+            assert fake[key].dtype == real[key].dtype, key
+
+
+def test_misuse_is_explained() -> None:
+    with CountingEnv() as env:
+        with pytest.raises(RuntimeError, match="reset"):
+            env.rand_step()
+        root = env.reset()
+        with pytest.raises(KeyError, match="hunter/action"):
+            env.step(root)
+        env.rand_action(root)
+        root["hunter", "action"] = torch.zeros(2, 1)
+        with pytest.raises(ValueError, match=r"expected shape \[2\]"):
+            env.step(root)
+        root["hunter", "action"] = torch.full((2,), 0.9)
+        with pytest.raises(TypeError, match="float32: expected integers, torch.int64"):
+            env.step(root)
+        with pytest.raises(ValueError, match="max_steps"):
+            env.rollout(0)
+        rollout = env.rollout(100)
+        with pytest.raises(RuntimeError, match="is over"):
+            env.rand_step(rollout[-1].exclude("next"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bool])
+def test_rows_are_those_of_an_index(dtype: torch.dtype) -> None:
+    names = [None, "time"]
+    group = {"observation": torch.randint(0, 256, (7, 5, 3, 4)).to(dtype)}
+    data = TensorDict(
+        {
+            "agents": TensorDict(group, [7, 5, 3], names=[*names, None]),
+            "done": torch.rand(7, 5, 1) < 0.5,
+        },
+        [7, 5],
+        names=names,
+    )
+    rows = torch.tensor([6, 0, 6])
+    actual, expected = take_rows(data, rows), data[rows]
+    assert actual.names == expected.names
+    assert actual["agents"].names == expected["agents"].names
+    assert actual["agents"].batch_size == (3, 5, 3)
+    for key in ("done", ("agents", "observation")):
+        assert torch.equal(actual[key], expected[key])
+    actual["agents", "observation"].zero_()
+    assert data["agents", "observation"].any()
+
+
+def test_texts_and_lazy_stacks_are_split_into_trajectories() -> None:
+    def rollout(first: int) -> TensorDict:
+        ids = torch.tensor([0, 0, 1, 1, 1]) + first
+        done = torch.tensor([0, 1, 0, 0, 1], dtype=torch.bool)[:, None]
+        texts = NonTensorStack(*(NonTensorData(str(frame)) for frame in range(5)))
+        content = {"value": torch.rand(5, 1) + 1, "text": texts, "next": {"done": done}}
+        return TensorDict({**content, "collector": {"traj_ids": ids}}, [5])
+
+    rollouts = [rollout(0), rollout(2)]
+    out = split_trajectories(LazyStackedTensorDict(*rollouts, stack_dim=0))
+    assert out.shape == (4, 3)
+    assert out["text"][1] == ["2", "3", "4"]
+    assert torch.equal(out["value"][3], rollouts[1]["value"][2:])
+    assert torch.equal(out["value"][2, :2], rollouts[1]["value"][:2])
+    assert not out["value"][2, 2].any()
+
+
+def test_repr_has_the_name_and_the_groups() -> None:
+    env = CountingEnv()
+    name = env.description.name
+    groups = ", ".join(f"{g} x {o.n_agents}" for g, o in env.description.groups.items())
+    assert "hunter x 2" in groups
+    assert repr(env) == f'CountingEnv("{name}": {groups})'
+    env.close()
+    assert repr(env) == f'CountingEnv("{name}": {groups}, closed)'
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
+def test_repr_of_a_batch_has_the_number_of_environments(kind: Any) -> None:
+    env_text = repr(CountingEnv()).removeprefix("CountingEnv(").removesuffix(")")
+    with kind(3, CountingEnv) as env:
+        assert repr(env) == f"{kind.__name__}(3 x {env_text})"
+    assert repr(env) == f"{kind.__name__}(3 x {env_text}, closed)"
+
+
+@pytest.mark.parametrize("kind", [CountingEnv, SerialEnv, ParallelEnv])
+def test_an_environment_that_was_not_built_has_a_repr(kind: Any) -> None:
+    assert repr(object.__new__(kind)) == f"{kind.__name__}(not started)"
+
+
+def test_repr_of_a_pettingzoo_environment_has_its_task() -> None:
+    pytest.importorskip("pettingzoo.sisl.multiwalker_v9")
+    from marl_collect.envs import PettingZooEnv
+
+    with PettingZooEnv("multiwalker_v9") as env:
+        assert repr(env) == 'PettingZooEnv("multiwalker_v9": walker x 3)'

@@ -175,9 +175,7 @@ class Game(Stock):
         agent = f"player_{player}"
         legal = np.zeros(self.state.get_game().num_distinct_actions(), bool)
         legal[self.state.legal_actions(player)] = True
-        acts: Entries = {
-            (f"player_{p}", "mask"): p == player for p in range(self.players)
-        }
+        acts: Any = {(f"player_{p}", "mask"): p == player for p in range(self.players)}
         return {
             (agent, "observation"): observe(player),
             (agent, "action_mask"): legal,
@@ -196,9 +194,7 @@ class Game(Stock):
             self.state.apply_action(action)
         self._draw()
         rewards = np.array(self.state.returns()) - before
-        by_player: Entries = {
-            (f"player_{p}", "reward"): r for p, r in enumerate(rewards)
-        }
+        by_player: Any = {(f"player_{p}", "reward"): r for p, r in enumerate(rewards)}
         return by_player, self.state.is_terminal(), False
 
     def _draw(self) -> None:

@@ -154,9 +154,7 @@ def expect_seen(frame: Any, seen: Any, space: Any) -> None:
     ("env", "copy"), [("CartPole-v1", True), (Walk, True), (Walk, False)]
 )
 @pytest.mark.parametrize("mode", MODES)
-def test_the_data_are_those_of_separate_environments(
-    mode: AutoresetMode, env: Any, copy: bool
-) -> None:
+def test_data_equal_separate_ones(mode: AutoresetMode, env: Any, copy: bool) -> None:
     batch = batch_of(partial(vector, SyncVectorEnv, env, mode, copy=copy))
     assert expect_separate(batch, env) > 2 * WORLDS
 
@@ -188,9 +186,8 @@ def test_check_env_finds_nothing(mode: AutoresetMode, env: Any) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_worlds_begin_anew_at_a_limit_too(mode: AutoresetMode) -> None:
-    batch = batch_of(
-        partial(vector, SyncVectorEnv, "CartPole-v1", mode), max_frames_per_traj=7
-    )
+    make = partial(vector, SyncVectorEnv, "CartPole-v1")
+    batch = batch_of(partial(make, mode), max_frames_per_traj=7)
     whole = batch_of(
         partial(vector, SyncVectorEnv, "CartPole-v1", AutoresetMode.DISABLED),
         max_frames_per_traj=7,

@@ -252,9 +252,7 @@ def test_an_action_table_combines_several_actions() -> None:
         ([], "must set the same actions"),
     ],
 )
-def test_a_table_that_does_not_fit_the_level_is_an_error(
-    table: Any, message: str
-) -> None:
+def test_tables_that_do_not_fit_the_level_fail(table: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Lab2dEnv("commons_harvest", actions=table)
 
@@ -370,14 +368,14 @@ def test_settings_may_be_nested_and_an_unknown_one_is_an_error() -> None:
         (["PLACE", "EXTRA"], r"missing: \['EXTRA'\]"),
     ],
 )
-def test_an_unavailable_observation_is_an_error_that_names_it(
+def test_unavailable_observations_are_named(
     duel: Any, names: Any, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         Lab2dEnv("duel", duel, observations=names)
 
 
-def test_an_error_of_the_constructor_closes_the_level(
+def test_constructor_errors_close_the_level(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     built: list[bool] = []

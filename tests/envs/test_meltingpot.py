@@ -34,9 +34,7 @@ def test_every_substrate_is_described_without_being_built() -> None:
         with MeltingpotEnv(name, world_rgb=True, group_map="role") as env:
             assert lab2d_world(env)._lab is None
             described = env.description
-            roles = {
-                agent for group in described.groups.values() for agent in group.agents
-            }
+            roles = {a for group in described.groups.values() for a in group.agents}
             assert len(roles) == env._world.spec.n_players >= 2
             assert described.time_limit in {1000, 2000, 2400, 2500, 3000, 5000}
             assert not described.repeats
@@ -150,7 +148,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seeds
 
 
-def test_max_steps_truncates_and_the_next_episode_has_a_new_lab2d(
+def test_max_steps_truncates_and_then_lab2d_is_new(
     builds: list[int],
 ) -> None:
     with MeltingpotEnv(SMALL, max_steps=5, observations=["RGB"]) as env:
@@ -219,24 +217,15 @@ def test_predators_and_prey_are_groups_by_role() -> None:
     roles = ["prey", "predator", "prey"]
     name = "predator_prey__open"
     with MeltingpotEnv(name, roles=roles, group_map="role") as env:
-        assert env.group_map == {
-            "prey": ["player_0", "player_2"],
-            "predator": ["player_1"],
-        }
+        groups = {"prey": ["player_0", "player_2"], "predator": ["player_1"]}
+        assert env.group_map == groups
         rollout = env.rollout(5)
         assert rollout["prey", "observation", "STAMINA"].shape == (5, 2, 1)
-        assert rollout["next", "predator", "observation", "RGB"].shape == (
-            5,
-            1,
-            88,
-            88,
-            3,
-        )
+        seen = rollout["next", "predator", "observation", "RGB"]
+        assert seen.shape == (5, 1, 88, 88, 3)
     with MeltingpotEnv(name, group_map="role") as env:
-        assert {g: len(a) for g, a in env.group_map.items()} == {
-            "predator": 3,
-            "prey": 10,
-        }
+        sizes = {group: len(agents) for group, agents in env.group_map.items()}
+        assert sizes == {"predator": 3, "prey": 10}
     with MeltingpotEnv("coins", group_map="role") as env:
         assert list(env.group_map) == ["agents"]
 
@@ -362,7 +351,7 @@ def test_rewards_of_an_episode_are_summed(group_map: Any) -> None:
     assert not unrewarded
 
 
-def test_warnings_of_lua_code_are_printed_on_request(
+def test_lua_warns_on_request(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     for options, talks in (({}, False), ({"log_level": "WARN"}, True)):

@@ -22,9 +22,7 @@ from marl_collect.envs.pettingzoo.provider import find_task, settings
 from marl_collect.testing.check_env import check_env
 
 
-def test_an_agent_that_is_still_listed_after_its_end_is_alive_after_the_next_step() -> (
-    None
-):
+def test_an_agent_still_listed_after_its_end_is_alive_after_the_next_step() -> None:
     """This breaks PettingZoo's rules, but the environment's data are followed."""
     script = Script(ends={"agent_1": (1, "terminated")}, returns={"agent_1": 1})
     env = scripted(script, done_on_any=False)
@@ -46,11 +44,8 @@ def test_agents_may_be_listed_in_any_order() -> None:
     altered(raw, reset=turn)
     env = BoundEnv(PettingZooWrapper(raw))
     env.step(agent=[1, 2, 3])
-    assert list(raw.received[0].items()) == [
-        ("agent_2", 3),
-        ("agent_1", 2),
-        ("agent_0", 1),
-    ]
+    (received,) = raw.received
+    assert [*received.items()] == [("agent_2", 3), ("agent_1", 2), ("agent_0", 1)]
     assert env["agent", "observation"].tolist() == [[0, 1, 1], [1, 1, 2], [2, 1, 3]]
     assert not env["done"].any()
 
@@ -187,7 +182,7 @@ def test_agents_of_one_prefix_with_different_spaces_get_different_groups() -> No
     assert env["agent_kind1", "observation"].tolist() == [[1, 1, 1, 1]]
 
 
-def test_an_error_closes_what_the_constructor_built(
+def test_an_error_closes_what_was_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     closed: list[Any] = []

@@ -307,7 +307,7 @@ def waits(reason: str = "vanished") -> ScriptedEnv:
 
 @pytest.mark.filterwarnings("ignore:scripted_v0. agent_1")
 @pytest.mark.parametrize("done_on_any", [None, True, False])
-def test_check_env_finds_an_agent_that_waits_but_is_recorded_as_dead(
+def test_check_env_finds_agents_that_are_only_waiting(
     done_on_any: bool | None,
 ) -> None:
     factory = lambda: PettingZooWrapper(waits(), done_on_any=done_on_any)  # noqa: E731
@@ -320,7 +320,7 @@ def test_check_env_finds_an_agent_that_waits_but_is_recorded_as_dead(
 
 @pytest.mark.filterwarnings("ignore:scripted_v0. agent_1")
 @pytest.mark.parametrize("done_on_any", [True, False])
-def test_an_agent_that_leaves_for_good_or_with_a_flag_is_accepted(
+def test_agents_may_leave_for_good_or_with_a_flag(
     done_on_any: bool,
 ) -> None:
     gone = Script(ends={"agent_1": (2, "vanished")})

@@ -117,7 +117,7 @@ def test_check_env_finds_results_without_an_agent(spoil: Any, message: str) -> N
         *(([], {}, {}, {}, {}), ({}, [], {}, {}, {})),
     ],
 )
-def test_a_wrong_result_of_step_is_an_error_that_names_the_environment(
+def test_a_wrong_result_of_step_names_the_environment(
     result: Any,
 ) -> None:
     raw = ScriptedEnv()
@@ -149,9 +149,7 @@ def test_lists_tensors_and_float64_are_cast_to_the_space(make: Any) -> None:
         ({"a": 1}, r"a dict with the keys \['a'\]"),
     ],
 )
-def test_a_wrong_observation_is_an_error_that_names_the_agent(
-    observation: Any, message: str
-) -> None:
+def test_wrong_observations_name_the_agent(observation: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         scripted(Script(observe=lambda i, step, action: observation))
 
@@ -267,9 +265,7 @@ BOX = spaces.Box(0, 1, (2,))
         *[(state, None) for state in ([[1], [1, 2]], None, "text", np.array([1j]))],
     ],
 )
-def test_a_state_that_is_not_one_array_is_an_error_with_advice(
-    raw: Any, state: Any, space: Any
-) -> None:
+def test_states_of_several_arrays_are_refused(raw: Any, state: Any, space: Any) -> None:
     env = raw()
     env.state = lambda: state
     if space is not None:
@@ -339,9 +335,7 @@ def test_an_error_in_state_is_raised_until_an_agent_left(raw: Any) -> None:
         ),
     ],
 )
-def test_actions_are_converted_to_their_space(
-    space: Any, passed: Any, received: Any
-) -> None:
+def test_actions_are_of_their_space(space: Any, passed: Any, received: Any) -> None:
     env = scripted(Script(action=space))
     env.step(agent=passed)
     actions = env.env.env.received[0]

@@ -26,9 +26,7 @@ RESULTS = SCRIPTS / "equality.json"
 RECORDS = json.loads(RESULTS.read_text())
 NOTES: dict[str, str] = runpy.run_path(str(SCRIPTS / "equality.py"))["NOTES"]
 
-PARTICLES = [
-    task.removeprefix("mpe/") for task in available_envs() if task.startswith("mpe/")
-]
+PARTICLES = [t.removeprefix("mpe/") for t in available_envs() if t.startswith("mpe/")]
 
 CASES: list[tuple[str, str, dict[str, Any], int]] = [
     # Five episodes or more of each task; scripts/equality.py compares 10,000 steps.
@@ -118,9 +116,7 @@ def test_the_records_include_deaths_and_truncations() -> None:
     assert tallies["sisl/multiwalker_v9"]["terminations"] > 0
     assert tallies["mpe/simple_spread_v3"]["truncations"] > 0
     # The record notes the tasks whose step limit PettingZoo flags as terminated.
-    unflagged = {
-        record["task"] for record in RECORDS if not record["found"]["truncations"]
-    }
+    unflagged = {r["task"] for r in RECORDS if not r["found"]["truncations"]}
     assert unflagged == set(NOTES) == {"sisl/multiwalker_v9"}
     assert all(NOTES.get(r["task"]) == r.get("note") for r in RECORDS)
 

@@ -111,9 +111,7 @@ def test_an_observation_without_its_mask_is_an_error() -> None:
     def observe(i: int, step: int, action: Any) -> Any:
         return {"seen": np.zeros(1)}
 
-    with pytest.raises(
-        ValueError, match="agent_0 must have the entry 'action_mask'.*'seen'"
-    ):
+    with pytest.raises(ValueError, match="must have the entry 'action_mask'.*'seen'"):
         scripted(Script(observation=MASKED, observe=observe))
 
 
@@ -150,9 +148,7 @@ def test_agents_with_and_without_a_mask_need_different_groups() -> None:
         ),
     ],
 )
-def test_a_source_that_does_not_fit_is_an_error(
-    keywords: dict[str, Any], script: Script, message: str
-) -> None:
+def test_unfit_sources(keywords: dict[str, Any], script: Script, message: str) -> None:
     with pytest.raises(ValueError, match=re.compile(message, re.DOTALL)):
         scripted(script, **keywords)
 
@@ -206,9 +202,7 @@ def test_infos_may_have_other_keys_than_agents(kind: Any, keywords: Any) -> None
 @KINDS
 @READERS
 @pytest.mark.parametrize("info", [np.ones(2), [1], 3, "text"])
-def test_an_info_that_is_no_dict_is_an_error_that_names_the_agent(
-    kind: Any, keywords: Any, info: Any
-) -> None:
+def test_infos_that_are_no_dicts_are_named(kind: Any, keywords: Any, info: Any) -> None:
     raw = with_infos(kind, {"agent_0": info})
     message = "scripted_v0: the info of agent agent_0 must be a dict, but is"
     with pytest.raises(TypeError, match=message):
@@ -318,12 +312,8 @@ def test_numbers_in_an_array_are_agents() -> None:
 @pytest.mark.parametrize(
     "container", [set, iter, ",".join, lambda names: np.array([names]), lambda _: None]
 )
-def test_agents_without_an_order_or_a_name_are_refused(
-    kind: Any, container: Any
-) -> None:
-    with pytest.raises(
-        ValueError, match="scripted_v0 must have a list possible_agents"
-    ):
+def test_agents_without_order_or_name_are_refused(kind: Any, container: Any) -> None:
+    with pytest.raises(ValueError, match="scripted_v0 must have a list possible_agent"):
         contained(kind, container)
 
 

@@ -96,7 +96,7 @@ def test_only_pettingzoo_tasks_need_a_render_mode() -> None:
         assert factory.keywords == expected  # type: ignore[attr-defined]
 
 
-def test_own_factories_with_a_render_mode_get_it_for_pictures(
+def test_own_factories_get_their_render_mode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module: Any = ModuleType("own_tasks")
@@ -115,7 +115,7 @@ def _built_by(task: str, family: Family) -> tuple[Any, ...]:
     return tuple(arguments)
 
 
-def test_own_environments_are_built_without_pettingzoo(
+def test_own_tasks_need_no_pettingzoo(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "pettingzoo", None)

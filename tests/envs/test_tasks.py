@@ -43,7 +43,7 @@ def test_missing_packages_of_a_task_are_listed(monkeypatch: pytest.MonkeyPatch) 
     assert "Box2D" not in available["sisl/pursuit_v5"]
 
 
-def test_a_missing_package_is_an_error_with_the_install_command(
+def test_missing_packages_have_their_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in [n for n in sys.modules if n.startswith("pettingzoo.sisl")]:
@@ -53,7 +53,7 @@ def test_a_missing_package_is_an_error_with_the_install_command(
         PettingZooEnv("multiwalker_v9")
 
 
-def test_a_family_in_a_separate_package_is_named(
+def test_families_of_other_packages_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hide(monkeypatch, "mpe2")
@@ -102,7 +102,7 @@ def test_a_module_without_the_callable_is_an_error() -> None:
         ("mpe/simple_v3", ["pettingzoo.sisl.", "pettingzoo.classic.", "Box2D"]),
     ],
 )
-def test_only_the_family_of_a_task_is_imported(
+def test_only_the_task_s_family_is_imported(
     task: str, other_modules: list[str]
 ) -> None:
     pytest.importorskip("Box2D" if "sisl" in task else "mpe2")

@@ -248,7 +248,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         Collector(factory, frames_per_batch=2, policy_device="cuda:7")
 
 
-def test_worlds_leave_the_generators_of_gpus_alone(
+def test_worlds_leave_gpu_generators_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of all GPUs, also those that nobody has used yet."""
@@ -271,9 +271,7 @@ def test_worlds_leave_the_generators_of_gpus_alone(
         ("simple_reference", {}),  # Its worlds are reset one by one.
     ],
 )
-def test_worlds_on_a_device_give_the_data_of_those_with_arrays(
-    scenario: str, options: dict[str, Any]
-) -> None:
+def test_devices_change_no_data(scenario: str, options: dict[str, Any]) -> None:
     make = partial(VmasEnv, scenario, 8, max_steps=6, **options)
     size = {"frames_per_batch": 8 * 9, "max_frames_per_traj": 5}
     for acts in (None, policy_for(make)):

@@ -45,17 +45,15 @@ class Shows(nn.Module):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_policy_plays_with_every_policy(tmp_path: Path, workers: int) -> None:
     policies = {"rock": Shows(ROCK), "paper": Shows(PAPER), "scissors": Shows(SCISSORS)}
-    result = cross_play(
-        policies, rps, episodes=3, num_workers=workers, envs_per_worker=2
-    )
+    options: Any = {"num_workers": workers, "envs_per_worker": 2}
+    result = cross_play(policies, rps, episodes=3, **options)
     expected = ROUNDS * np.array([[0, -1, 1], [1, 0, -1], [-1, 1, 0]])
     assert result.returns.shape == (3, 3, 3)
     assert (result.means == expected).all()
     interval = result.interval("rock", "scissors")
     assert (interval.value, interval.low, interval.high) == (15, 15, 15)
-    assert "| rock | 0.00 (0.00 to 0.00) | -15.0 (-15.0 to -15.0) |" in (
-        result.to_markdown()
-    )
+    row = "| rock | 0.00 (0.00 to 0.00) | -15.0 (-15.0 to -15.0) |"
+    assert row in result.to_markdown()
     pytest.importorskip("matplotlib")
     result.plot(tmp_path / "matrix.png")
     assert (tmp_path / "matrix.png").stat().st_size > 1000

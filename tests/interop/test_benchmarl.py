@@ -68,9 +68,8 @@ def build(
 
 
 def parameters(experiment_run: Any) -> dict[str, Any]:
-    return {
-        name: p.detach().clone() for name, p in experiment_run.policy.named_parameters()
-    }
+    named = experiment_run.policy.named_parameters()
+    return {name: p.detach().clone() for name, p in named}
 
 
 @pytest.mark.parametrize(
@@ -87,9 +86,8 @@ def parameters(experiment_run: Any) -> dict[str, Any]:
 def test_an_experiment_trains_on_our_collector(
     algorithm: str, task: str, model: str, tmp_path: Path
 ) -> None:
-    new_experiment = build(
-        tmp_path, algorithm, task, model, evaluation=True, loggers=["csv"]
-    )
+    options: Any = {"evaluation": True, "loggers": ["csv"]}
+    new_experiment = build(tmp_path, algorithm, task, model, **options)
     assert isinstance(new_experiment.collector, MultiSyncCollector)
     paths = {line.partition(" ")[0] for line in new_experiment.collector.explain()}
     assert paths == ({"Fused:"} if model == "Mlp" else {"Not"})

@@ -154,9 +154,8 @@ def test_a_missing_package_is_an_error_before_anything_starts(
     )
     monkeypatch.setattr(loggers, "LOGGERS", {name: (package,)})
     extra = package in ("torchrl", "tensorboard")
-    command = (
-        'pip install "marl-collect[loggers]"' if extra else f"pip install {package}"
-    )
+    name = '"marl-collect[loggers]"' if extra else package
+    command = f"pip install {name}"
     message = f"The logger {name} needs {package}.*: {re.escape(command)}$"
     with pytest.raises(MissingPackageError, match=message):
         check_logger(name)

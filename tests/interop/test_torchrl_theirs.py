@@ -286,9 +286,7 @@ def test_several_batch_dimensions_are_refused() -> None:
     ("scenario", "options"),
     [("buzz_wire", {}), ("simple_tag", {"continuous_actions": False, "max_steps": 9})],
 )
-def test_worlds_give_the_data_of_torchrls_own_rollout(
-    scenario: str, options: dict[str, Any]
-) -> None:
+def test_worlds_equal_torchrls_rollout(scenario: str, options: dict[str, Any]) -> None:
     pytest.importorskip("vmas", reason="needs the extra vmas")
     worlds, steps, seed = 5, 40, 3
 
@@ -409,9 +407,7 @@ class PlacedEnv(CartEnv):
 
 @pytest.mark.parametrize("flags", [(), ("team",)])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int64])
-def test_rewards_and_flags_of_one_agent_may_be_nested_and_numbers(
-    flags: Any, dtype: Any
-) -> None:
+def test_rewards_and_flags_of_one_agent_may_be_numbers(flags: Any, dtype: Any) -> None:
     with Collector(
         lambda: TorchRLWrapper(PlacedEnv(flags, dtype)), frames_per_batch=7
     ) as collector:
@@ -496,9 +492,7 @@ def _placed(name: str, spec: Any, nested: bool) -> Composite:
 @pytest.mark.parametrize("observation", [False, True])
 @pytest.mark.parametrize("reward", [False, True])
 @pytest.mark.parametrize("done", [False, True])
-def test_entries_at_the_root_and_in_groups_may_be_mixed(
-    observation: bool, reward: bool, done: bool
-) -> None:
+def test_roots_and_groups_may_mix(observation: bool, reward: bool, done: bool) -> None:
     places = {"observation": observation, "reward": reward, "done": done}
     env = TorchRLWrapper(PartlyNestedEnv(action=True, **places))
     batch = env.rollout(10)["next"]
@@ -507,7 +501,7 @@ def test_entries_at_the_root_and_in_groups_may_be_mixed(
 
 
 @pytest.mark.parametrize("nested", ["reward", "done"])
-def test_an_action_at_the_root_with_values_of_two_agents_is_refused(
+def test_an_action_at_the_root_of_two_agents_is_refused(
     nested: str,
 ) -> None:
     places = dict.fromkeys(("action", "observation", "reward", "done"), False)

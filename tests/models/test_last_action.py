@@ -62,7 +62,7 @@ def check_last_actions(batch: Any, groups: Any) -> int:
     return begun
 
 
-def test_rollouts_evaluations_and_saved_policies_hand_actions_on(
+def test_rollouts_evaluations_and_saved_policies_hand_them_on(
     tmp_path: Path,
 ) -> None:
     policy = small()
@@ -104,9 +104,7 @@ def description_of(action: Any, *, one_hot: bool = False) -> EnvDescription:
         (spaces.Box(-1, 1, (2,)), False, [[0.5, -1.0], [0, 1]], [[0.5, -1], [0, 1]]),
     ],
 )
-def test_categories_are_one_hot_and_numbers_stay(
-    space: Any, one_hot: bool, action: Any, expected: Any
-) -> None:
+def test_encoded_actions(space: Any, one_hot: bool, action: Any, expected: Any) -> None:
     group = description_of(space, one_hot=one_hot).groups["agents"]
     last = LastAction.of("agents", group)
     actual = last.encode(torch.tensor(action))

@@ -189,8 +189,6 @@ N = 4
         ),
     ],
 )
-def test_bad_inputs_name_expected_and_found(
-    mixer: Any, inputs: Any, message: str
-) -> None:
+def test_bad_inputs_name_what_is_found(mixer: Any, inputs: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mixer(*inputs)

@@ -182,9 +182,7 @@ def test_agents_are_alike_only_if_they_share_weights(name: str) -> None:
         close(outputs(net(*(tensor[:, order] for tensor in inputs)))[0], expected)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in AGENTS if name[:3] in ("mlp", "con")]
-)
+@pytest.mark.parametrize("name", [n for n in AGENTS if n[:3] in ("mlp", "con")])
 def test_each_agent_computes_what_its_own_network_of_torch_does(name: str) -> None:
     _, centralised, shared = AGENTS[name]
     net: Any = CASES[name].build().double()
@@ -234,7 +232,7 @@ def test_the_network_of_one_agent_has_the_same_tensors(name: str) -> None:
 
 
 @of_agents
-def test_agents_are_initialised_independently_within_the_bounds_of_torch(
+def test_agents_are_initialised_independently_within_torch_s_bounds(
     name: str,
 ) -> None:
     _, _, shared = AGENTS[name]
@@ -371,9 +369,7 @@ def test_materialized_weights_depend_only_on_the_seed(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["mlp", "conv"])
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_weights_of_torchrl_compute_the_same(
-    kind: str, centralised: bool, share_params: bool
-) -> None:
+def test_torchrl_weights_fit(kind: str, centralised: bool, share_params: bool) -> None:
     torchrl = pytest.importorskip("torchrl.modules")
     setup: dict[str, Any] = {"centralised": centralised, "share_params": share_params}
     for use_td_params in (True, False):

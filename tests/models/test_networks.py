@@ -56,9 +56,7 @@ def test_one_agent_is_reset_without_the_others() -> None:
 
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_single_networks_share_memory_and_can_be_replaced(
-    centralised: bool, share_params: bool
-) -> None:
+def test_single_networks_can_be_replaced(centralised: bool, share_params: bool) -> None:
     net = network(centralised, share_params)
 
     def orthogonal(layer: Any) -> None:
@@ -112,9 +110,7 @@ def test_dropout_differs_between_agents() -> None:
     ],
 )
 @pytest.mark.parametrize("centralised", [False, True])
-def test_layers_without_a_batched_form_are_computed_per_agent(
-    options: Any, centralised: bool
-) -> None:
+def test_other_layers_are_computed_per_agent(options: Any, centralised: bool) -> None:
     net = network(centralised, share_params=False, **options)
     x = torch.randn(6, N, INPUTS)
     singles = [copy.deepcopy(net.get_stateful_net(agent)) for agent in range(N)]
@@ -141,9 +137,7 @@ def test_layers_without_a_batched_form_are_computed_per_agent(
         ),
     ],
 )
-def test_arguments_of_layers_that_do_not_exist_are_errors(
-    options: Any, message: str
-) -> None:
+def test_arguments_of_absent_layers_are_errors(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         network(False, share_params=True, **options)
 
@@ -167,9 +161,7 @@ class OwnNetwork(MultiAgentNetBase):
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
 @pytest.mark.parametrize("agent_dim", [-2, 0, 1])
-def test_custom_networks_and_agent_dims(
-    centralised: bool, share_params: bool, agent_dim: int
-) -> None:
+def test_custom_networks(centralised: bool, share_params: bool, agent_dim: int) -> None:
     width = N * INPUTS if centralised else INPUTS
     net = OwnNetwork(
         width,
@@ -205,7 +197,7 @@ def test_custom_networks_and_agent_dims(
     ],
 )
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_bad_inputs_name_expected_and_found(
+def test_bad_inputs_name_what_is_found(
     centralised: bool, share_params: bool, x: torch.Tensor, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

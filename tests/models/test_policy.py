@@ -177,9 +177,7 @@ def test_a_head_of_its_own_refuses_the_options_of_the_default_one() -> None:
 
 
 @pytest.mark.parametrize("code", [{"head": own_head}, {"network": MultiAgentMLP}])
-def test_a_policy_that_needs_code_is_not_saved(
-    code: dict[str, Any], tmp_path: Path
-) -> None:
+def test_policies_of_code_are_not_saved(code: dict[str, Any], tmp_path: Path) -> None:
     description = describe("unbounded")
     policy = make_policy(description, **code)
     with pytest.raises(ValueError, match="a file holds no code"):
@@ -206,9 +204,8 @@ def test_a_centralised_memory_without_layers_before_it_sees_every_agent() -> Non
     assert before["next", "masked", "recurrent_state"].shape == (1, 2, 2, 6)
     frame["masked", "observation"][:, 1] += 1
     after = policy(frame)
-    assert not torch.equal(
-        before["masked", "logits"][:, 0], after["masked", "logits"][:, 0]
-    )
+    one, other = (td["masked", "logits"][:, 0] for td in (before, after))
+    assert not torch.equal(one, other)
 
 
 def test_unknown_options_and_spaces_are_errors() -> None:
@@ -321,7 +318,7 @@ def test_torchrls_ppo_loss_trains_a_policy(name: str) -> None:
 
 
 @pytest.mark.parametrize("n_prey", [0, 1, 3])
-def test_a_policy_of_another_environment_is_an_error_that_names_the_cure(
+def test_a_policy_of_another_environment_names_the_cure(
     n_prey: int,
 ) -> None:
     policy = make_policy(CountingEnv(n_prey=2), num_cells=(4,))

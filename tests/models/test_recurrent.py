@@ -32,14 +32,8 @@ def build(
     **options: Any,
 ) -> Any:
     options = {"num_layers": LAYERS} | options
-    return kind(
-        n_inputs,
-        UNITS,
-        N,
-        centralised=centralised,
-        share_params=share_params,
-        **options,
-    )
+    setup = {"centralised": centralised, "share_params": share_params}
+    return kind(n_inputs, UNITS, N, **setup, **options)
 
 
 def states_of(net: Any, *batch: Any) -> Any:
@@ -167,16 +161,14 @@ def test_under_autocast_it_computes_in_its_own_dtype(
 
 @pytest.mark.parametrize(("kind", "theirs"), KINDS)
 @pytest.mark.parametrize("share_params", [False, True])
-def test_weights_of_torchrls_modules_are_loaded(
+def test_torchrls_weights_are_loaded(
     kind: Any, theirs: Any, share_params: bool
 ) -> None:
     modules = pytest.importorskip("torchrl.modules")
     module_class = modules.GRUModule if theirs is nn.GRU else modules.LSTMModule
     states = ["h"] if theirs is nn.GRU else ["h", "c"]
-    keys = {
-        "in_keys": ["x", *states],
-        "out_keys": ["y", *(("next", state) for state in states)],
-    }
+    out_keys = ["y", *(("next", state) for state in states)]
+    keys = {"in_keys": ["x", *states], "out_keys": out_keys}
     module = module_class(INPUTS, UNITS, num_layers=LAYERS, **keys)
     net = build(kind, False, share_params)
     agents = [None] if share_params else range(N)
@@ -189,10 +181,9 @@ def test_weights_of_torchrls_modules_are_loaded(
     if not share_params:
         with pytest.raises(ValueError, match="pass the agent, such as agent=0"):
             net.load_torchrl_state_dict(module.state_dict())
+    other = build(kind, False, True, num_layers=1)
     with pytest.raises(ValueError, match=r"unknown: \['1\.hidden"):
-        build(kind, False, True, num_layers=1).load_torchrl_state_dict(
-            module.state_dict()
-        )
+        other.load_torchrl_state_dict(module.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -205,7 +196,7 @@ def test_weights_of_torchrls_modules_are_loaded(
         ({"is_init": torch.zeros(2, dtype=torch.bool)}, r"is_init of shape \[2, 1\]"),
     ],
 )
-def test_bad_inputs_name_expected_and_found(keywords: Any, message: str) -> None:
+def test_bad_inputs_name_what_is_found(keywords: Any, message: str) -> None:
     net = build(MultiAgentGRU, False, False)
     with pytest.raises(ValueError, match=message):
         net(**({"x": torch.zeros(2, N, INPUTS)} | keywords))
@@ -234,7 +225,7 @@ def test_set_recurrent_mode_ends_with_its_block() -> None:
 
 
 @pytest.mark.parametrize("kind", [MultiAgentGRU, MultiAgentLSTM])
-def test_a_sequence_begins_with_the_state_that_single_steps_have_carried(
+def test_a_sequence_begins_with_the_state_that_steps_have_carried(
     kind: Any,
 ) -> None:
     module = RecurrentModule(build(kind, False, False), "walker")
@@ -283,9 +274,8 @@ def inputs(agents: tuple[int, ...], resets: bool) -> list[Any]:
         (*agents, units, 3 * units),
         (*agents, 1, 3 * units) if agents else (3 * units,),
     ]
-    tensors = [
-        torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes
-    ]
+    double: Any = {"dtype": torch.float64, "requires_grad": True}
+    tensors = [torch.randn(shape, **double) for shape in shapes]
     shape = (frames, *(1 for _ in agents), rows, 1)
     keep = (torch.rand(shape) > 0.5).double() if resets else None
     return [*tensors[:2], keep, *tensors[2:]]
@@ -293,9 +283,7 @@ def inputs(agents: tuple[int, ...], resets: bool) -> list[Any]:
 
 @pytest.mark.parametrize("agents", [(), (2,)])
 @pytest.mark.parametrize("resets", [False, True])
-def test_the_gradient_is_that_of_differences(
-    agents: tuple[int, ...], resets: bool
-) -> None:
+def test_gradients_are_of_differences(agents: tuple[int, ...], resets: bool) -> None:
     given = inputs(agents, resets)
     assert torch.autograd.gradcheck(run_gru, given)
     assert torch.autograd.gradgradcheck(run_gru, given)

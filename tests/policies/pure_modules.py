@@ -35,9 +35,7 @@ def collected(
     kind: Any, env: Any, module: nn.Module, group: str, out_keys: list[Any]
 ) -> tuple[dict[Any, Tensor], str]:
     """Return a policy's outputs in two batches, and how they were computed."""
-    policy = TensorDictModule(
-        module, in_keys=[(group, "observation")], out_keys=out_keys
-    )
+    policy = TensorDictModule(module, [(group, "observation")], out_keys=out_keys)
     with kind([env] * 2, policy, frames_per_batch=40, seed=0) as collector:
         batches = [collector.next().clone() for _ in range(2)]
         joint: Any = torch.cat(batches, 1)

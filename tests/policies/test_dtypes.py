@@ -137,9 +137,7 @@ WRONG: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize("kind", [Computes, Called])
 @pytest.mark.parametrize("name", WRONG)
-def test_an_output_that_batches_cannot_store_is_refused_by_name(
-    name: str, kind: Any
-) -> None:
+def test_outputs_that_cannot_be_stored_are_named(name: str, kind: Any) -> None:
     extra, message = WRONG[name]
     module = kind(lambda _, x: ((x[..., :2] + 1) / 20, hunters(x), extra(x)))
     with pytest.raises(TypeError, match=f"output prey/extra .*{message}"):
@@ -168,10 +166,7 @@ BUFFERS: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor, Tensor], Tensor
         lambda: torch.quantize_per_tensor(EYE, 0.1, 0, torch.quint8),
         lambda m, x: x @ m.dequantize(),
     ),
-    "conjugate": (
-        lambda: torch.complex(EYE, EYE).conj(),
-        lambda m, x: x @ (m.real - m.imag),
-    ),
+    "conjugate": (torch.complex(EYE, EYE).conj, lambda m, x: x @ (m.real - m.imag)),
     "negative view": (lambda: NEGATIVE, lambda m, x: x * m),
     "expanded": (lambda: torch.ones(1).expand(3), lambda m, x: x * m),
     "transposed": (EYE.t, lambda m, x: x @ m),

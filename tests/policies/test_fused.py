@@ -148,9 +148,7 @@ def check_equal(
 
 @pytest.mark.parametrize("interaction_type", [RANDOM, MODE, DETERMINISTIC])
 @pytest.mark.parametrize("action", ACTIONS)
-def test_every_head_writes_what_the_module_writes(
-    action: str, interaction_type: InteractionType
-) -> None:
+def test_heads_write_the_same(action: str, interaction_type: InteractionType) -> None:
     description = environment(action)
     rows = check_equal(
         pair(make_policy(description), description, interaction_type=interaction_type),
@@ -315,9 +313,8 @@ def test_weights_may_change_in_any_way_between_slots() -> None:
         parameter.data = parameter.data * 2
     replaced = check_equal(acting)[0]["agents", "loc"]
     assert (replaced != in_place).any()
-    policy.load_state_dict(
-        make_policy(description, num_cells=(6,)).state_dict(), assign=True
-    )
+    other = make_policy(description, num_cells=(6,))
+    policy.load_state_dict(other.state_dict(), assign=True)
     assert (check_equal(acting)[0]["agents", "loc"] != replaced).any()
 
 
@@ -396,9 +393,7 @@ UNFIT: list[tuple[Callable[[], nn.Module], str]] = [
 
 
 @pytest.mark.parametrize(("make", "reason"), UNFIT)
-def test_unsuitable_parts_are_called_and_named(
-    make: Callable[[], nn.Module], reason: str
-) -> None:
+def test_unfit_parts_are_named(make: Callable[[], nn.Module], reason: str) -> None:
     net = make()
     acting = pair(categorical(net), environment())[0]
     acting.slot(RANDOM, 3, 0)
@@ -451,9 +446,7 @@ def test_a_policy_that_asks_for_begun_episodes_is_recorded_both_ways(size: int) 
             with torch.no_grad(), set_interaction_type(RANDOM):
                 runner.begin(1, Generators(0, range(size)))
                 runner.act(0)
-            outputs.append(
-                [stepper.memory[key].copy() for key in runner.signature.outputs]
-            )
+            outputs.append([stepper.memory[k].copy() for k in runner.signature.outputs])
         for ours, theirs in zip(*outputs, strict=True):
             np.testing.assert_array_equal(ours, theirs)
     assert runners[0].explain().startswith("Fused")

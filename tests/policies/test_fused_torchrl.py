@@ -80,9 +80,7 @@ def greedy(*modules: nn.Module, safe: bool = False) -> TensorDictSequential:
 
 
 def epsilon(start: float = 0.5) -> EGreedyModule:
-    return EGreedyModule(
-        choices(), start, 0.0, annealing_num_steps=10, action_key=ACTION
-    )
+    return EGreedyModule(choices(), start, 0.0, 10, action_key=ACTION)
 
 
 def gaussian(**options: Any) -> AdditiveGaussianModule:
@@ -381,9 +379,7 @@ def test_calls_of_a_network_of_torchrl_change_no_setting(share_params: bool) -> 
 
 
 @pytest.mark.processes
-def test_a_compiled_policy_that_overwrites_its_observation_acts_like_the_original() -> (
-    None
-):
+def test_a_compiled_policy_may_overwrite_its_observation() -> None:
     torch.manual_seed(0)
     net = nn.Linear(3, 3)
     policy = TensorDictSequential(

@@ -97,9 +97,7 @@ def operations(call: Callable[[Tensor], Tensor], x: Tensor) -> list[TensorOp]:
 
 
 def is_constant(x: Tensor) -> Callable[[Tensor], bool]:
-    inner = {
-        id(constant) for constant in (OTHER, DOUBLE, LOW, HIGH, WEIGHT, WEIGHTS, BIAS)
-    }
+    inner = {id(x) for x in (OTHER, DOUBLE, LOW, HIGH, WEIGHT, WEIGHTS, BIAS)}
     return lambda tensor: tensor is not x and id(tensor) in inner
 
 
@@ -131,7 +129,7 @@ def test_results_equal_those_of_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OF_TORCH)
-def test_operations_that_numpy_computes_differently_are_left_to_torch(
+def test_what_numpy_computes_differently_is_left_to_torch(
     name: str,
 ) -> None:
     x = example()

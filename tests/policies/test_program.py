@@ -100,7 +100,7 @@ def test_a_guard_reads_numbers_of_any_dtype(dtype: torch.dtype) -> None:
     ],
     ids=["in place", "through a view", "out", "mask", "nonzero"],
 )
-def test_calls_that_cannot_be_repeated_are_refused(
+def test_calls_without_repetition_are_refused(
     call: Callable[[Tensor], Tensor],
 ) -> None:
     x = torch.randn(3)
@@ -177,10 +177,7 @@ def written_after(x: Tensor) -> Tensor:
 
 
 SOFTMAXES: dict[str, tuple[Callable[[Tensor], Tensor], list[str]]] = {
-    "of a distribution": (
-        normalised,
-        ["logsumexp", "_log_softmax", "exp", "mul", "add"],
-    ),
+    "distribution": (normalised, ["logsumexp", "_log_softmax", "exp", "mul", "add"]),
     "of transposed logits": (
         lambda x: normalised(x.t()),
         ["t", "logsumexp", "_log_softmax", "clone", "exp", "mul", "add"],
@@ -188,10 +185,7 @@ SOFTMAXES: dict[str, tuple[Callable[[Tensor], Tensor], list[str]]] = {
     "sum used twice": (summed_twice, ["logsumexp", "_log_softmax", "mul"]),
     "written between": (written_between, ["mul", "logsumexp", "add_", "sub"]),
     "written after": (written_after, ["_log_softmax", "add_", "_softmax"]),
-    "another dimension": (
-        lambda x: x.log_softmax(0).softmax(1),
-        ["_log_softmax", "_softmax"],
-    ),
+    "dimension": (lambda x: x.log_softmax(0).softmax(1), ["_log_softmax", "_softmax"]),
     "of another tensor": (
         lambda x: x - (x * 2).logsumexp(-1, keepdim=True),
         ["mul", "logsumexp", "sub"],
@@ -216,7 +210,7 @@ def test_normalised_logarithms_are_computed_at_once(name: str) -> None:
     rewritten = with_log_softmax(recorded)
     assert [operation.name for operation in rewritten] == names
     program = Program(rewritten, [x], [result])
-    unused = {"of a distribution": 1, "of transposed logits": 2}  # And the view.
+    unused = {"distribution": 1, "of transposed logits": 2}  # And the view.
     assert program.size == len(names) - unused.get(name, 0)
     for values in (torch.randn(3, 3), torch.randn(3, 3) * 1e4):
         values[0, 0] = -torch.inf
@@ -284,9 +278,7 @@ def test_a_step_is_elementary(kind: Any, bias: bool, layers: int, rows: int) -> 
     [(2, {}), (1, {"bidirectional": True}), (1, {"dropout": 0.5, "num_layers": 2})],
     ids=["two steps", "both directions", "dropout"],
 )
-def test_other_calls_are_left_to_torch(
-    kind: Any, steps: int, options: dict[str, Any]
-) -> None:
+def test_other_calls_are_torchs(kind: Any, steps: int, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     net = kind(3, 4, batch_first=True, **options)
     check(net, torch.randn(5, steps, 3), states(net, 5), replaced=False)

@@ -168,9 +168,8 @@ def test_an_assign_that_fails_later_names_itself_and_the_seed() -> None:
         pytest.raises(KeyError, match="lost") as excinfo,
     ):
         collector.next()
-    assert any(
-        note.startswith("Raised by assign(seed=") for note in excinfo.value.__notes__
-    )
+    notes = excinfo.value.__notes__
+    assert any(note.startswith("Raised by assign(seed=") for note in notes)
 
 
 def test_random_actions_in_the_widest_box_are_finite() -> None:

@@ -72,9 +72,8 @@ def test_the_overlay_is_a_band_above_the_picture() -> None:
     plain = list(play(spread, seed=3))
     pictures = list(play(spread, seed=3, overlay=True))
     height = plain[0].shape[0]
-    assert all(
-        np.array_equal(a, b[-height:]) for a, b in zip(plain, pictures, strict=True)
-    )
+    pairs = zip(plain, pictures, strict=True)
+    assert all(np.array_equal(a, b[-height:]) for a, b in pairs)
     bands = [picture[:-height] for picture in pictures]
     assert all(band.min() < 100 for band in bands)  # Dark text on white.
     assert not np.array_equal(bands[0], bands[-1])
@@ -184,9 +183,7 @@ def test_to_frames_compares_the_observation_after_the_last_action() -> None:
     with pytest.raises(ValueError, match="ends with frame 1, but .* has 4 frames"):
         to_frames(lambda: scripted(max_cycles=2), rollout, seed=0)
     rollout["next", "agent", "observation"][3, 1, 0] = 7
-    with pytest.raises(
-        ValueError, match="after frame 3, the last one, its observation"
-    ):
+    with pytest.raises(ValueError, match="after frame 3, the last one, its observatio"):
         to_frames(lambda: scripted(max_cycles=4), rollout, seed=0)
 
 
@@ -304,9 +301,7 @@ def test_errors_say_why_nothing_can_be_rendered() -> None:
 
 
 @pytest.mark.parametrize("size", [min, max])
-def test_meltingpot_is_rendered_but_not_repeated(
-    monkeypatch: pytest.MonkeyPatch, size: Any
-) -> None:
+def test_meltingpot_is_rendered(monkeypatch: pytest.MonkeyPatch, size: Any) -> None:
     skip_without("dmlab2d", "needs the extra meltingpot")
     # A map of coins has a random size, in a picture of the largest size.
     monkeypatch.setattr(random, "randint", size)
@@ -367,9 +362,7 @@ def test_a_png_has_the_pixels_and_checksums() -> None:
         chunks = chunks[end + 4 :]
 
 
-def test_a_video_that_fails_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_videos_vanish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Iterator[Any]:
         yield np.zeros((32, 32, 3), np.uint8)
         raise RuntimeError("the world ended")

@@ -161,9 +161,7 @@ def wait_for_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     may get no processor time.
     """
     join = WorkerHandle.join
-    monkeypatch.setattr(
-        WorkerHandle, "join", lambda handle, _=None: join(handle, LIMIT)
-    )
+    monkeypatch.setattr(WorkerHandle, "join", lambda self, _=None: join(self, LIMIT))
 
 
 def hangs(started_file: Path) -> Callable[[], None]:

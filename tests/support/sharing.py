@@ -325,9 +325,8 @@ def consistent(batch: "TensorDictBase", kind: type[Game]) -> bool:
     import torch
 
     draws = _DRAWS.get(kind, lambda seed: [0.0] * STEPS)
-    agents = [
-        key for key in batch.keys() if ("next", key, "reward") in batch.keys(True)
-    ]
+    names = batch.keys(True)
+    agents = [key for key in batch.keys() if ("next", key, "reward") in names]
     before, after, actions = (
         torch.cat([source[g, name] for g in agents], 2)
         for source, name in (

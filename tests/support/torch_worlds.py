@@ -281,9 +281,8 @@ class TorchWorlds(BatchedEnv):
                 image = torch.where(dead[..., None], GARBAGE, image).to(torch.uint8)
                 out[name] = {"numbers": numbers.double(), "deep": [image]}
             if kind.masked:
-                legal = (
-                    number[..., None] >> torch.arange(3, device=self.where)
-                ) % 2 == 0
+                bits = torch.arange(3, device=self.where)
+                legal = (number[..., None] >> bits) % 2 == 0
                 index = (number % 3)[..., None]
                 out[name, "action_mask"] = legal.scatter(-1, index, value=True)
             if kind.info:

@@ -177,22 +177,17 @@ class ScriptedEnv(_Spaces, ParallelEnv[str, Any, Any]):
         actors = self.agents
         self.agents = self.script.present(self.steps)
         # Results name agents that joined, but not agents that vanished.
-        returned_agents = [
-            a for a in actors if self.script.ends.get(a, (0, ""))[1] != "vanished"
-        ]
+        ends = self.script.ends
+        returned_agents = [a for a in actors if ends.get(a, (0, ""))[1] != "vanished"]
         returned_agents += [*self.agents]
         returned_agents = [
             agent
             for agent in self.script.agents
             if agent in returned_agents or self.script.arrives(agent, self.steps)
         ]
-        reasons = {
-            agent: self.script.reason(agent, self.steps) for agent in returned_agents
-        }
-        rewards = {
-            agent: 10.0 * self.script.agents.index(agent) + self.steps
-            for agent in actors
-        }
+        reasons = {a: self.script.reason(a, self.steps) for a in returned_agents}
+        order = self.script.agents
+        rewards = {agent: 10.0 * order.index(agent) + self.steps for agent in actors}
         return (
             self._look(actions, returned_agents),
             rewards,

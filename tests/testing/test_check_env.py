@@ -1,6 +1,6 @@
 """check_env finds and names every kind of violation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, final
 
@@ -37,7 +37,7 @@ class Pair(MultiAgentEnv):
 
     def __init__(
         self,
-        harm: Callable[["Pair"], None] | None = None,
+        harm: "Harm | None" = None,
         description: EnvDescription = PAIR,
     ) -> None:
         self.description_ = description
@@ -87,6 +87,9 @@ class Pair(MultiAgentEnv):
         self.closed = True
 
 
+Harm = Callable[[Pair], None]
+
+
 def findings(factory: Callable[[], Any], **keywords: int) -> str:
     with pytest.raises(ContractError) as excinfo:
         check_env(factory, **keywords)
@@ -97,28 +100,54 @@ def described(**changes: Any) -> EnvDescription:
     return replace(PAIR, groups={"pair": replace(PAIR.groups["pair"], **changes)})
 
 
-def at_step(step: int, do: Callable[[Pair], None]) -> Callable[[Pair], None]:
-    return lambda env: do(env) if env.steps == step else None
+def at(steps: Collection[int], *changes: Harm) -> Harm:
+    """Return several changes after some steps; 0 is the reset."""
 
-
-def put(*key: str, value: Any, index: Any = ...) -> Callable[[Pair], None]:
     def do(env: Pair) -> None:
-        env.row[key][index] = value
+        for change in changes if env.steps in steps else ():
+            change(env)
 
     return do
 
 
-def end_both(env: Pair) -> None:
-    for agent in (0, 1):
-        env.flags.end("pair", agent, terminated=True, truncated=False)
+def put(name: str, value: Any, index: Any = ...) -> Harm:
+    def do(env: Pair) -> None:
+        env.row["pair", name][index] = value
+
+    return do
+
+
+def end(*agents: int) -> Harm:
+    def do(env: Pair) -> None:
+        for agent in agents:
+            env.flags.end("pair", agent, terminated=True, truncated=False)
+
+    return do
+
+
+def revive(env: Pair) -> None:
+    env.flags.revive("pair", 0)
 
 
 def end_root(env: Pair) -> None:
     env.row["done",][0] = env.row["terminated",][0] = True
 
 
-def test_an_environment_that_keeps_the_contract_passes() -> None:
-    check_env(Pair)
+def say_done(env: Pair) -> None:
+    env.row["done",][...] = True
+
+
+def count_episodes(env: Pair) -> None:
+    env.row["pair", "observation"][0, 1] = env.episodes % 5
+
+
+def add_to_memory(env: Pair) -> None:
+    total = env.row["pair", "episode_reward"]
+    np.add(total, env.row["pair", "reward"], out=total)
+
+
+def write_to_old_memory(env: Pair) -> None:
+    env.first_row["pair", "reward"][...] = 0
 
 
 @pytest.mark.parametrize(
@@ -134,32 +163,108 @@ def test_the_counting_environment_passes(options: CountingOptions) -> None:
     check_env(lambda: CountingEnv(options))
 
 
+STEPS = range(1, 9)
+GONE = at(STEPS[1:], end(0), put("mask", False, 0))
+MASKED = described(action_mask=True)
+WRONG: dict[str, tuple[Any, ...]] = {
+    "pair/observation of pair_0 is out of bounds": (put("observation", 9.0),),
+    "is NaN": (put("observation", np.nan),),
+    "pair/reward of pair_0 is inf": (at([2], put("reward", np.inf)),),
+    "must be False after a reset": (at([0], put("done", True)),),
+    "done of pair_0 must be terminated or truncated": (at([2], put("done", True, 0)),),
+    "The root's done must be": (at([2], say_done),),
+    "mask is True for pair_0, which is done": (at([4], put("mask", True)),),
+    "No agent acts": (at([1], put("mask", False)),),
+    "The root must be done": (at([2], end(0, 1)),),
+    "so every agent must be": (at([2], end_root),),
+    "observation of pair_0 is not zero after its end": (GONE,),
+    **{
+        f"pair/reward of pair_0 is {reward} after its end": (
+            at(
+                range(9),
+                at([1], end(0)),
+                at(STEPS, put("mask", False, 0)),
+                at(STEPS[1:], put("observation", 0, 0), put("reward", reward, 0)),
+            ),
+        )
+        for reward in (-0.5, 0.5, -np.inf)
+    },
+    "truncated of pair_0 changed after its end": (
+        at(STEPS, at([1], end(0)), at([2], put("truncated", True, 0))),
+    ),
+    "or all become False if the agent comes": (
+        at(STEPS, at([1], end(0)), at([2], revive, put("truncated", True, 0))),
+    ),
+    **{
+        f" {dtype.__name__}, which cannot hold the value 0.5": (
+            put("observation", 0.5, (0, 0)),
+            described(observation=spaces.Box(0, 5, (2,), dtype)),
+        )
+        for dtype in (np.int8, np.uint8)
+    },
+    "state differs after the reset": (
+        None,
+        replace(PAIR, root={"state": spaces.Box(-1, 1, (2,), np.float32)}),
+    ),
+    "pair_0 is 2 times in the groups": (None, described(agents=("pair_0", "pair_0"))),
+    "'next' is the name of another key": (
+        None,
+        replace(PAIR, groups={"next": PAIR.groups["pair"]}),
+    ),
+    "must start at 0": (None, described(action=spaces.Discrete(3, start=1))),
+    "pair/observation": (None, described(observation=spaces.Text(3))),
+    "action_mask leaves pair_0 no action": (put("action_mask", False), MASKED),
+    "action_mask of pair_0, which does not act, must be all True": (
+        at(
+            range(9),
+            put("action_mask", True),
+            at([2], put("mask", False, 0), put("action_mask", False, (0, 1))),
+        ),
+        MASKED,
+    ),
+    "memory bound before": (write_to_old_memory,),
+    "depends on more than its seed and its actions": (count_episodes,),
+    "pair/observation differs after the reset": (count_episodes,),
+    "reset_row": (put("observation", np.zeros((2, 3))),),
+    "raised ValueError": (put("observation", np.zeros((2, 3))),),
+    **dict.fromkeys(
+        ("Some memory is not written, or is read", "pair/episode_reward"),
+        (at(STEPS, add_to_memory), described(episode_reward=True)),
+    ),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_is_wrong_is_named(message: str) -> None:
+    assert message in findings(lambda: Pair(*WRONG[message]))
+
+
+def test_a_time_limit_that_is_exceeded_is_named() -> None:
+    text = findings(
+        lambda: Pair(lambda env: env.flags.clear(), replace(PAIR, time_limit=3)),
+        steps=5,
+    )
+    assert "longer than the time limit of 3" in text
+
+
 @pytest.mark.parametrize(
-    ("harm", "message"),
+    ("harm", "description"),
     [
-        (put("pair", "observation", value=9.0), "pair/observation of pair_0 is out of"),
-        (put("pair", "observation", value=np.nan), "is NaN"),
-        (
-            at_step(2, put("pair", "reward", value=np.inf)),
-            "pair/reward of pair_0 is inf",
+        (None, PAIR),
+        (count_episodes, replace(PAIR, repeats=False)),
+        (  # An agent may come back.
+            at(
+                STEPS,
+                at([1, 2], end(0), put("mask", False, 0)),
+                at([2], put("observation", 0, 0), put("reward", 0, 0)),
+                at([3], revive, put("mask", True, 0)),
+            ),
+            PAIR,
         ),
-        (at_step(0, put("pair", "done", value=True)), "must be False after a reset"),
-        (
-            at_step(2, put("pair", "done", index=0, value=True)),
-            "done of pair_0 must be terminated or truncated",
-        ),
-        (at_step(2, put("done", value=True)), "The root's done must be"),
-        (
-            at_step(4, put("pair", "mask", value=True)),
-            "pair/mask is True for pair_0, which is done",
-        ),
-        (at_step(1, put("pair", "mask", value=False)), "No agent acts"),
-        (at_step(2, end_both), "The root must be done"),
-        (at_step(2, end_root), "so every agent must be"),
     ],
 )
-def test_wrong_contents_are_named(harm: Callable[[Pair], None], message: str) -> None:
-    assert message in findings(lambda: Pair(harm))
+def test_what_is_right_passes(harm: Any, description: EnvDescription) -> None:
+    check_env(lambda: Pair(harm, description))
 
 
 def test_a_violation_in_many_steps_is_reported_once_with_its_first_step() -> None:
@@ -176,7 +281,7 @@ def test_a_violation_in_many_steps_is_reported_once_with_its_first_step() -> Non
 
 
 def test_a_violation_of_two_agents_is_reported_for_each() -> None:
-    harm = put("pair", "observation", value=9.0)
+    harm = put("observation", 9.0)
     with pytest.raises(ContractError) as excinfo:
         check_env(lambda: Pair(harm))
     after_reset = [f for f in excinfo.value.findings if not f.startswith("Step")]
@@ -191,163 +296,6 @@ def test_findings_of_the_environment_s_audit_are_reported() -> None:
 
     assert "Step 2 of seed" in findings(Unsure)
     assert "something is odd" in findings(Unsure)
-
-
-def test_an_agent_that_is_not_zeroed_after_its_end_is_named() -> None:
-    def harm(env: Pair) -> None:
-        if env.steps >= 2:
-            env.flags.end("pair", 0, terminated=True, truncated=False)
-            env.row["pair", "mask"][0] = False
-
-    text = findings(lambda: Pair(harm))
-    assert "observation of pair_0 is not zero after its end" in text
-
-
-@pytest.mark.parametrize("reward", [-0.5, 0.5, -np.inf])
-def test_a_reward_after_an_agents_end_is_named(reward: float) -> None:
-    def harm(env: Pair) -> None:
-        if env.steps == 1:
-            env.flags.end("pair", 0, terminated=True, truncated=False)
-        if env.steps:
-            env.row["pair", "mask"][0] = False
-        if env.steps >= 2:
-            env.row["pair", "observation"][0] = 0
-            env.row["pair", "reward"][0] = reward
-
-    text = findings(lambda: Pair(harm))
-    assert f"pair/reward of pair_0 is {reward} after its end" in text
-
-
-def test_flags_that_change_after_an_agents_end_are_named() -> None:
-    def harm(env: Pair) -> None:
-        if env.steps == 1:
-            env.flags.end("pair", 0, terminated=True, truncated=False)
-        if env.steps == 2:
-            env.row["pair", "truncated"][0] = True
-
-    assert "truncated of pair_0 changed after its end" in findings(lambda: Pair(harm))
-
-
-def test_an_agent_may_come_back() -> None:
-    def harm(env: Pair) -> None:
-        if env.steps in (1, 2):
-            env.flags.end("pair", 0, terminated=True, truncated=False)
-            env.row["pair", "mask"][0] = False
-        if env.steps == 2:
-            env.row["pair", "observation"][0] = env.row["pair", "reward"][0] = 0
-        if env.steps == 3:
-            env.flags.revive("pair", 0)
-            env.row["pair", "mask"][0] = True
-
-    check_env(lambda: Pair(harm))
-
-
-def test_an_agent_that_comes_back_with_a_flag_is_named() -> None:
-    def harm(env: Pair) -> None:
-        if env.steps == 1:
-            env.flags.end("pair", 0, terminated=True, truncated=False)
-        if env.steps == 2:
-            env.flags.revive("pair", 0)
-            env.row["pair", "truncated"][0] = True
-
-    assert "or all become False if the agent comes" in findings(lambda: Pair(harm))
-
-
-def test_a_shape_that_does_not_fit_is_reported_with_its_phase() -> None:
-    def harm(env: Pair) -> None:
-        env.row["pair", "observation"][...] = np.zeros((2, 3))
-
-    assert "raised ValueError" in findings(lambda: Pair(harm))
-    assert "reset_row" in findings(lambda: Pair(harm))
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
-def test_values_that_the_dtype_cannot_hold_are_named(dtype: type[np.integer]) -> None:
-    integers = described(observation=spaces.Box(0, 5, (2,), dtype))
-
-    def harm(env: Pair) -> None:
-        env.row["pair", "observation"][0, 0] = 0.5
-
-    text = findings(lambda: Pair(harm, integers))
-    assert f" {dtype.__name__}, which cannot hold the value 0.5" in text
-
-
-@pytest.mark.parametrize(
-    ("description", "harm", "message"),
-    [
-        (
-            replace(PAIR, root={"state": spaces.Box(-1, 1, (2,), np.float32)}),
-            None,
-            "state differs after the reset",
-        ),
-        (
-            described(agents=("pair_0", "pair_0")),
-            None,
-            "pair_0 is 2 times in the groups",
-        ),
-        (
-            replace(PAIR, groups={"next": PAIR.groups["pair"]}),
-            None,
-            "'next' is the name of another key",
-        ),
-        (described(action=spaces.Discrete(3, start=1)), None, "must start at 0"),
-        (described(observation=spaces.Text(3)), None, "pair/observation"),
-        (
-            described(action_mask=True),
-            put("pair", "action_mask", value=False),
-            "action_mask leaves pair_0 no action",
-        ),
-    ],
-)
-def test_what_contradicts_the_description_is_named(
-    description: EnvDescription, harm: Any, message: str
-) -> None:
-    assert message in findings(lambda: Pair(harm, description))
-
-
-def test_an_illegal_action_of_an_agent_that_does_not_act_is_named() -> None:
-    def harm(env: Pair) -> None:
-        env.row["pair", "action_mask"].fill(True)
-        if env.steps == 2:
-            env.row["pair", "mask"][0] = False
-            env.row["pair", "action_mask"][0, 1] = False
-
-    text = findings(lambda: Pair(harm, described(action_mask=True)))
-    assert "action_mask of pair_0, which does not act, must be all True" in text
-
-
-def test_a_reward_that_is_added_to_memory_is_named() -> None:
-    def harm(env: Pair) -> None:
-        if env.steps:
-            total = env.row["pair", "episode_reward"]
-            np.add(total, env.row["pair", "reward"], out=total)
-
-    text = findings(lambda: Pair(harm, described(episode_reward=True)))
-    assert "Some memory is not written, or is read" in text
-    assert "pair/episode_reward" in text
-
-
-def test_an_episode_that_depends_on_the_one_before_is_named() -> None:
-    def harm(env: Pair) -> None:
-        env.row["pair", "observation"][0, 1] = env.episodes % 5
-
-    text = findings(lambda: Pair(harm))
-    assert "depends on more than its seed and its actions" in text
-    assert "pair/observation differs after the reset" in text
-
-
-def test_an_environment_without_repeats_need_not_repeat_episodes() -> None:
-    def harm(env: Pair) -> None:
-        env.row["pair", "observation"][0, 1] = env.episodes % 5
-
-    check_env(lambda: Pair(harm, replace(PAIR, repeats=False)))
-
-
-def test_an_environment_that_keeps_old_memory_is_named() -> None:
-    def harm(env: Pair) -> None:
-        env.first_row["pair", "reward"][...] = 0
-
-    assert "memory bound before" in findings(lambda: Pair(harm))
 
 
 def test_two_builds_that_differ_are_named() -> None:
@@ -371,14 +319,6 @@ def test_a_factory_of_another_type_is_refused_with_the_wrapper() -> None:
 def test_an_instance_instead_of_a_factory_is_refused_with_the_factory() -> None:
     with pytest.raises(TypeError, match=r"lambda: Pair\(...\)"):
         check_env(Pair())  # type: ignore[arg-type]
-
-
-def test_an_episode_longer_than_the_time_limit_is_named() -> None:
-    text = findings(
-        lambda: Pair(lambda env: env.flags.clear(), replace(PAIR, time_limit=3)),
-        steps=5,
-    )
-    assert "longer than the time limit of 3" in text
 
 
 @pytest.mark.parametrize("phase", ["create", "reset", "step"])

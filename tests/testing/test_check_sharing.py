@@ -121,7 +121,7 @@ def test_few_episodes_are_enough(episodes: int) -> None:
 
 
 @pytest.mark.parametrize("kind", LEGAL)
-def test_check_env_accepts_odd_environments_that_share_nothing(
+def test_check_env_accepts_odd_ones_that_share_nothing(
     kind: type[Game],
 ) -> None:
     check_env(partial(wrapped, kind))
@@ -129,24 +129,21 @@ def test_check_env_accepts_odd_environments_that_share_nothing(
 
 @pytest.mark.parametrize("layout", IN_THIS_PROCESS)
 @pytest.mark.parametrize("kind", [*LEGAL, *SHARING])
-def test_only_what_is_reported_is_wrong_in_this_process(
-    kind: type[Game], layout: str
-) -> None:
+def test_only_what_is_reported_is_wrong_here(kind: type[Game], layout: str) -> None:
     assert consistent(IN_THIS_PROCESS[layout]([kind]), kind) == (kind in LEGAL)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("layout", IN_OTHERS)
-def test_what_a_process_shares_is_right_with_one_environment_per_process(
+def test_what_a_process_shares_is_right_with_one_environment_each(
     layout: str,
 ) -> None:
     # All processes share the file. The group of the last one has another name.
     left_out: Kinds = (sharing.InFile, sharing.NumberedAgents)
     kinds: Kinds = [kind for kind in (*LEGAL, *SHARING) if kind not in left_out]
     data = IN_OTHERS[layout](kinds)
-    right = {
-        kind: consistent(data[2 * i : 2 * i + 2], kind) for i, kind in enumerate(kinds)
-    }
+    pairs = zip(kinds, data.split(2), strict=True)
+    right = {kind: consistent(pair, kind) for kind, pair in pairs}
     assert right == {kind: kind in LEGAL or layout in APART for kind in kinds}
     numbered: Any = sharing.NumberedAgents
     assert consistent(IN_OTHERS[layout]([numbered]), numbered)

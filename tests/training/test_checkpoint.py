@@ -88,9 +88,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Any:
     ("number", "code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
 )
-def test_a_loop_goes_on_exactly_after_a_signal(
-    number: int, code: int, tmp_path: Path, straight: Any
-) -> None:
+def test_resumes_exactly(number: int, code: int, tmp_path: Path, straight: Any) -> None:
     with started(tmp_path, "stopped", "--slow") as program:
         assert program.stdout is not None
         for line in program.stdout:
@@ -114,14 +112,13 @@ def test_a_loop_goes_on_exactly_after_a_signal(
         assert torch.equal(value, resumed["policy"][name])
 
 
-def test_parts_that_differ_from_those_of_the_checkpoint_are_an_error(
+def test_parts_other_than_those_of_the_checkpoint_are_errors(
     tmp_path: Path,
 ) -> None:
     rows: list[Any] = [(1, torch.ones(2))]
     Checkpoint(tmp_path, {"rows": rows}).save()
-    larger = Checkpoint(
-        tmp_path, {"rows": [], "layer": torch.nn.Linear(1, 1)}, resume=True
-    )
+    parts: Any = {"rows": [], "layer": torch.nn.Linear(1, 1)}
+    larger = Checkpoint(tmp_path, parts, resume=True)
     with (
         pytest.raises(ValueError, match=r"has the parts \['rows'\], but .*\['layer'"),
         larger,
@@ -164,7 +161,7 @@ print("never")
         assert rows == [1]
 
 
-def test_a_signal_after_the_loop_ends_the_program_with_all_saved(
+def test_a_signal_after_the_loop_ends_the_program_all_saved(
     tmp_path: Path,
 ) -> None:
     program = f"""
@@ -198,9 +195,7 @@ print("never")
 
 
 @pytest.mark.parametrize("value", [np.float64(1.5), np.zeros(2), Path("a")])
-def test_what_could_not_be_read_again_is_not_written(
-    value: Any, tmp_path: Path
-) -> None:
+def test_what_cannot_be_read_again_is_not_written(value: Any, tmp_path: Path) -> None:
     rows: list[Any] = [{"return": 1.0}]
     with Checkpoint(tmp_path, {"rows": rows}) as checkpoint:
         checkpoint.save()
@@ -222,3 +217,28 @@ def test_a_change_of_the_working_directory_does_not_move_a_checkpoint(
     rows: list[int] = []
     with Checkpoint(tmp_path / "run", {"rows": rows}, resume=True):
         assert rows == [1]
+
+
+FAULTS = """
+import resource, sys
+import torch
+from marl_collect.training.allocator import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(8):
+        torch.ones(25_000_000)  # 100 MB, above every dynamic threshold of glibc.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+before = faults()
+assert keep_freed_memory()
+first = faults()
+print(before, first, faults())
+"""
+
+
+def test_large_tensors_reuse_the_pages_of_freed_ones() -> None:
+    process = run_python("-c", FAULTS, check=True, interpreter=True)
+    before, _first, after = map(int, process.stdout.split())
+    assert before > 1_000  # Otherwise the page size or the C library is another.
+    assert after < before / 2  # A freed block may be split once.

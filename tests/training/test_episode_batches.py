@@ -41,9 +41,7 @@ def played(policy: Any, **options: Any) -> dict[int, Any]:
 
 @pytest.mark.parametrize("limit", [None, 6])
 @pytest.mark.parametrize("frames", [1, 4, 40])
-def test_a_batch_has_the_first_episodes_of_every_environment(
-    frames: int, limit: int | None
-) -> None:
+def test_a_batch_has_the_first_episodes_of_all(frames: int, limit: int | None) -> None:
     policy = make_policy(CountingEnv, num_cells=(8,))
     episodes = played(policy, max_frames_per_traj=limit)
     frames_before, newest = 0, dict.fromkeys(range(ENVIRONMENTS), -1)
@@ -103,9 +101,7 @@ def test_all_actions_of_a_batch_are_of_the_newest_weights() -> None:
     ],
 )
 @pytest.mark.parametrize("algorithm", ["ippo", "maa2c"])
-def test_what_cannot_work_is_refused(
-    algorithm: str, settings: Any, message: str
-) -> None:
+def test_what_cannot_work_is_named(algorithm: str, settings: Any, message: str) -> None:
     options = {"ppo.episodes_per_batch": 6, "envs_per_worker": 3}
     make = partial(PPOLearner, DESCRIPTION, Setup(algorithm), seed=0)
     assert make(TrainingOptions().with_settings(options)).episodes_per_batch == 6

@@ -91,13 +91,10 @@ def test_metrics_are_means_over_groups_and_losses_are_sums() -> None:
 
 @pytest.mark.parametrize("recurrent", [None, "gru"])
 @pytest.mark.parametrize("name", ["ippo-local-own", "mappo-centralised-shared"])
-def test_orthogonal_weights_have_one_singular_value(
-    name: str, recurrent: str | None
-) -> None:
+def test_orthogonal_weights_are_orthogonal(name: str, recurrent: str | None) -> None:
     settings: dict[str, Any] = {"ppo.orthogonal": True, "ppo.policy_gain": 0.05}
-    learner = learner_of(
-        CountingEnv, name, activation="relu", recurrent=recurrent, **settings
-    )
+    settings |= {"activation": "relu", "recurrent": recurrent}
+    learner = learner_of(CountingEnv, name, **settings)
     found = set()
     for network in learner.networks.values():
         for key, parameter in network.named_parameters():
@@ -132,9 +129,7 @@ def test_an_observation_that_is_not_finite_makes_no_weight_nan() -> None:
         ("mappo-centralised-shared", {}),
     ],
 )
-def test_a_learner_on_a_gpu_learns_what_one_on_the_cpu_does(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_a_gpu_learns_what_the_cpu_does(name: str, options: dict[str, Any]) -> None:
     on_gpu = learner_of(CountingEnv, name, device="cuda", **options)
     on_cpu = learner_of(CountingEnv, name, **options)
     batch = batch_of(CountingEnv, on_cpu)
@@ -168,9 +163,8 @@ def test_pictures_of_few_frames_are_criticised_at_once(
     observed = sum(batch[:1, :1][g].select("observation").bytes() for g in groups)
     monkeypatch.setattr(ppo, "_OBSERVED_AT_ONCE", 5 * observed + 1)
     sizes: list[int] = []
-    learner.critic.register_forward_pre_hook(
-        lambda module, args: sizes.append(args[0].numel())
-    )
+    hook = lambda _, args: sizes.append(args[0].numel())  # noqa: E731
+    learner.critic.register_forward_pre_hook(hook)
     learner.prepare(batch)
     assert max(sizes) == 5
     assert sum(sizes) == 2 * batch.numel()
@@ -212,9 +206,7 @@ def test_groups_may_have_the_names_of_attributes_of_modules(setup: str) -> None:
 @pytest.mark.accelerator
 @pytest.mark.parametrize("recurrent", [None, "gru"])
 @pytest.mark.parametrize("name", ["vdn-local-shared", "qmix-local-shared"])
-def test_a_learner_on_a_gpu_updates_from_a_buffer_there(
-    name: str, recurrent: str | None
-) -> None:
+def test_a_gpu_learns_from_a_buffer_there(name: str, recurrent: str | None) -> None:
     on_gpu = learner_of(HUNTERS, name, device="cuda", recurrent=recurrent)
     on_cpu = learner_of(HUNTERS, name, recurrent=recurrent)
     batch = batch_of(HUNTERS, on_cpu)
@@ -223,9 +215,7 @@ def test_a_learner_on_a_gpu_updates_from_a_buffer_there(
     for _ in range(2):  # The same frames are drawn.
         reference = pytest.approx(on_cpu.update(batch, progress=0.5), rel=1e-2)
         assert on_gpu.update(batch, progress=0.5) == reference
-    assert not any(
-        torch.equal(p, b) for p, b in zip(on_gpu.parameters(), before, strict=True)
-    )
+    assert not any(map(torch.equal, on_gpu.parameters(), before))
     on_cpu.load_state_dict(on_gpu.state_dict())
     for ours, theirs in zip(on_cpu.parameters(), on_gpu.parameters(), strict=True):
         assert torch.equal(ours, theirs.cpu())
@@ -298,9 +288,8 @@ def test_mixing_gain_scales_the_initial_weights_of_mixer_and_target() -> None:
     for name, wanted in full.mixer.state_dict().items():
         gain = 0.25 if name.endswith("weight") else 1.0
         torch.testing.assert_close(small.mixer.state_dict()[name], gain * wanted)
-    for ours, theirs in zip(
-        small.online.parameters(), small.target.parameters(), strict=True
-    ):
+    online, target = small.online.parameters(), small.target.parameters()
+    for ours, theirs in zip(online, target, strict=True):
         assert torch.equal(ours, theirs)
     with torch.no_grad():
         values = torch.zeros(60, 2, 1)
@@ -311,7 +300,7 @@ def test_mixing_gain_scales_the_initial_weights_of_mixer_and_target() -> None:
         assert (small.mixer(values + 1, observation) > one).all()
 
 
-def test_noise_stays_as_it_is_also_with_the_weights_of_another_learner(
+def test_noise_stays_with_the_weights_of_another_learner(
     tmp_path: Path,
 ) -> None:
     name, saved = "maddpg-local-shared", tmp_path / "policy.pt"

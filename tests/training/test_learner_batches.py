@@ -32,9 +32,8 @@ MASK = ("collector", "mask")
 
 def make(name: str, *, recurrent: Any = None, **settings: Any) -> Any:
     setup = Setup.parse(name)
-    options = TrainingOptions().with_settings(
-        SETTINGS | {"recurrent": recurrent} | settings
-    )
+    settings = SETTINGS | {"recurrent": recurrent} | settings
+    options = TrainingOptions().with_settings(settings)
     return learner_of(setup.algorithm)(HUNTERS().description, setup, options, seed=0)
 
 
@@ -81,9 +80,7 @@ def weights_after(learner: Any, *learnt: Any) -> list[Any]:
 @pytest.mark.parametrize("recurrent", [None, "gru"])
 @pytest.mark.parametrize("row", [False, True])
 @pytest.mark.parametrize("algorithm", ["mappo", "ia2c"])
-def test_ppo_learns_from_padding_nothing(
-    algorithm: str, row: bool, recurrent: str | None
-) -> None:
+def test_ppo_ignores_padding(algorithm: str, row: bool, recurrent: str | None) -> None:
     name = f"{algorithm}-local-shared"
     learner, other = (make(name, recurrent=recurrent) for _ in range(2))
     learnt = batches(learner, 2, environments=3)
@@ -99,9 +96,7 @@ def test_ppo_learns_from_padding_nothing(
 
 @pytest.mark.parametrize("recurrent", [None, "gru"])
 @pytest.mark.parametrize("algorithm", ["iql", "vdn", "qmix"])
-def test_value_learners_learn_from_padding_nothing(
-    algorithm: str, recurrent: str | None
-) -> None:
+def test_value_learners_ignore_padding(algorithm: str, recurrent: str | None) -> None:
     name = f"{algorithm}-local-shared"
     learner, other = (make(name, recurrent=recurrent) for _ in range(2))
     learnt = []
@@ -119,9 +114,7 @@ def test_value_learners_learn_from_padding_nothing(
 
 @pytest.mark.parametrize("recurrent", [None, "gru"])
 @pytest.mark.parametrize("algorithm", ["ippo", "vdn"])
-def test_trajectories_of_several_environments_are_learnt_from(
-    algorithm: str, recurrent: str | None
-) -> None:
+def test_learns_from_many_environments(algorithm: str, recurrent: str | None) -> None:
     name = f"{algorithm}-local-shared"
     learner = make(name, recurrent=recurrent)
     (batch,) = batches(learner, environments=3, trajs_per_batch=7)
@@ -170,9 +163,7 @@ def test_whole_episodes_of_other_environments_are_refused() -> None:
     learner = make("vdn-local-shared", recurrent="gru")
     first, second = batches(learner, 2)
     learner.update(first, progress=0.0)
-    with pytest.raises(
-        ValueError, match=r"after \[0\] this one is of \[1\]: use a Col"
-    ):
+    with pytest.raises(ValueError, match=r"after \[0\] this one is of \[1\]: use a C"):
         learner.update(moved(second, 1), progress=0.0)
     of_frames = make("vdn-local-shared")
     for batch in (first, moved(second, 1)):
@@ -211,9 +202,7 @@ def test_whole_episodes_are_not_learnt_from_pieces() -> None:
         ),
     ],
 )
-def test_other_forms_of_batches_are_errors(
-    algorithm: str, form: Any, cure: str
-) -> None:
+def test_other_forms_of_batches_fail(algorithm: str, form: Any, cure: str) -> None:
     learner = make(f"{algorithm}-local-shared")
     (batch,) = batches(learner, environments=2)
     before = [weight.clone() for weight in learner.parameters()]
@@ -232,9 +221,7 @@ def test_a_state_of_another_environment_is_refused(name: str) -> None:
     options = learner.options
     other = learner_of(setup.algorithm)(four().description, setup, options, seed=3)
     before = [weight.clone() for weight in other.parameters()]
-    with pytest.raises(
-        ValueError, match="2 agents, .* this environment has .*4 agents"
-    ):
+    with pytest.raises(ValueError, match="2 agents, .* this environment has .*4 agen"):
         other.load_state_dict(learner.state_dict())
     assert all(map(torch.equal, other.parameters(), before))
 
@@ -254,9 +241,8 @@ def test_value_learners_count_the_frames_that_they_have_seen() -> None:
         (acting,) = [b for n, b in learner.policy.named_buffers() if "epsilon" in n]
         assert float(acting) == pytest.approx(epsilons[-1])
         assert (learner.updates > 0) == (number > 0)
-    assert epsilons == pytest.approx(
-        [1 - share * 0.95 for share in (0.25, 0.5, 0.75, 1)]
-    )
+    expected = [1 - share * 0.95 for share in (0.25, 0.5, 0.75, 1)]
+    assert epsilons == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ["ippo-local-own", "iql-local-own", "vdn-local-own"])

@@ -218,11 +218,8 @@ def test_evaluations_outside_of_the_axis_are_written_into_the_picture() -> None:
         run = replace(run, evaluations=[evaluation(0, untrained), *run.evaluations[1:]])
         figure = curves([run], "a task")
         texts.append([text.get_text() for text in figure.axes[0].texts])
-    assert texts == [
-        [""],
-        ["untrained: up to 900, above"],
-        ["untrained: down to -900, below"],
-    ]
+    above, below = "untrained: up to 900, above", "untrained: down to -900, below"
+    assert texts == [[""], [above], [below]]
 
 
 def test_a_dollar_in_a_name_begins_no_formula() -> None:
@@ -271,7 +268,5 @@ def test_two_tables_fit_a_terminal_of_80_columns() -> None:
         if line.startswith("mappo-centralised-shared-ids ")
     ]
     best = ["-1234.5"] * 3
-    assert rows == [
-        ["2", *best, "-2345.6", "30.0"],
-        ["1,234,567", "123,456", "200", "100"],
-    ]
+    assert rows[0] == ["2", *best, "-2345.6", "30.0"]
+    assert rows[1:] == [["1,234,567", "123,456", "200", "100"]]

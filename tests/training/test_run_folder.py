@@ -79,9 +79,7 @@ class Trap:
         return Path.touch, (Path("sprung"),)
 
 
-def test_reading_a_checkpoint_runs_no_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"collector": Trap()}, tmp_path / "last.pt")
     with pytest.raises(ValueError, match="last.pt is damaged, or holds no tensors"):
@@ -89,9 +87,7 @@ def test_reading_a_checkpoint_runs_no_code(
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize(
-    "make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)]
-)
+@pytest.mark.parametrize("make", [os.mkfifo, lambda p: os.symlink("/dev/zero", p)])
 @pytest.mark.parametrize("read", [read_json, read_rows])
 def test_no_link_or_pipe_of_a_run_is_read(read: Any, make: Any, tmp_path: Path) -> None:
     make(tmp_path / "a")
@@ -131,9 +127,7 @@ def test_a_return_that_is_not_finite_is_an_error(value: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.processes
-def test_an_evaluation_that_was_killed_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluations_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = TrainingOptions().with_settings(
         {"eval_episodes": 9, "envs_per_worker": 2, "workers": 1}
     )

@@ -99,17 +99,11 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
         assert frames == [40, 80, 120, 160, 200]
     resumed = Trainer(task, setup, options, 3, tmp_path / "stopped").run()
     (message,) = [m for m in caplog.messages if not m.startswith("Initialized ")]
-    assert re.fullmatch(
-        f"Resumed {tmp_path / 'stopped'} at [1-9][0-9]+ frames.", message
-    )
+    assert re.fullmatch(rf"Resumed {tmp_path / 'stopped'} at [1-9]\d+ frames.", message)
     for record in ("best", "last"):
         assert resumed[record] == straight[record]
-    folders = [
-        RunFolder(tmp_path / folder_name) for folder_name in ("straight", "stopped")
-    ]
-    first_checkpoint, second_checkpoint = (
-        folder.read_checkpoint(LAST) for folder in folders
-    )
+    folders = [RunFolder(tmp_path / name) for name in ("straight", "stopped")]
+    first_checkpoint, second_checkpoint = (f.read_checkpoint(LAST) for f in folders)
     assert first_checkpoint["windows"] == second_checkpoint["windows"]
     for network, weights in first_checkpoint["learner"]["networks"].items():
         for key, value in weights.items():
@@ -125,9 +119,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     assert str(straight_table) == str(stopped_table)  # As text, because NaN != NaN.
 
 
-def test_a_run_is_of_one_process_also_under_torchrun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_under_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def checkpoint_of(name: str) -> Any:
         Trainer(task_of(HUNTERS), IPPO, COUNTING, 3, tmp_path / name).run()
         return torch.load(tmp_path / name / LAST)
@@ -141,9 +133,7 @@ def test_a_run_is_of_one_process_also_under_torchrun(
             assert torch.equal(value, started["networks"][network][name]), name
 
 
-def test_a_run_is_saved_every_two_minutes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_are_saved_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = []
     write = RunFolder.write_checkpoint
 
@@ -191,9 +181,7 @@ class SignalAt(StopAt):
     [(signal.SIGINT, False), (signal.SIGTERM, True)],
     ids=["batch", "evaluation"],
 )
-def test_a_signal_loses_nothing_that_was_trained(
-    number: int, evaluation: bool, tmp_path: Path
-) -> None:
+def test_a_signal_loses_nothing(number: int, evaluation: bool, tmp_path: Path) -> None:
     task, setup = task_of(HUNTERS), Setup.parse("mappo-local-shared")
     straight = Trainer(task, setup, COUNTING, 3, tmp_path / "straight").run()
     watcher = SignalAt(number, 120 if evaluation else 160, evaluation=evaluation)
@@ -293,10 +281,8 @@ def test_a_run_writes_all_its_files(finished: tuple[Path, Any]) -> None:
     assert len(result["best"]["team_returns"]) == 4
     policy = RunFolder(folder).read_checkpoint(BEST)["networks"]["policy"]
     assert result["policy_parameters"] == sum(w.numel() for w in policy.values())
-    assert set(RunFolder(folder).read_checkpoint(BEST)["networks"]) == {
-        "policy",
-        "critic",
-    }
+    networks = RunFolder(folder).read_checkpoint(BEST)["networks"]
+    assert set(networks) == {"policy", "critic"}
     assert list(folder.glob("events.out.tfevents.*"))
 
 
@@ -310,13 +296,11 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     differences = (
         f"gamma is 0.5 there and {COUNTING.gamma} here; seed is 1 there and 0 here"
     )
-    with pytest.raises(
-        ValueError, match=re.escape(f"settings: options.{differences}.")
-    ):
+    with pytest.raises(ValueError, match=re.escape(f"settings: options.{differences}")):
         Trainer(task, IPPO, COUNTING, 0, tmp_path).run()
 
 
-def test_a_run_from_before_an_option_has_its_default(
+def test_old_runs_have_new_defaults(
     finished: tuple[Path, dict[str, Any]],
 ) -> None:
     folder, result = finished
@@ -362,7 +346,7 @@ def test_damaged_files_of_a_run_are_named(tmp_path: Path) -> None:
             Trainer(task, IPPO, COUNTING, 0, tmp_path, StopAt(0)).run()
 
 
-def test_evaluations_are_written_again_from_the_checkpoint(
+def test_the_checkpoint_restores_evaluations(
     finished: tuple[Path, Any],
 ) -> None:
     folder, _ = finished
@@ -397,7 +381,7 @@ def test_of_equal_evaluations_the_newest_weights_are_the_best(tmp_path: Path) ->
         assert torch.equal(saved["networks"]["policy"][name], tensor)
 
 
-def test_the_learning_rate_is_not_negative_in_a_batch_that_exceeds_the_frames(
+def test_the_learning_rate_is_never_negative(
     tmp_path: Path,
 ) -> None:
     options = COUNTING.with_settings({"frames": 50, "ppo.anneal": True})
@@ -418,9 +402,7 @@ def test_a_run_resumes_without_the_file_of_its_initial_weights(tmp_path: Path) -
     initial.unlink()
     check_setups(runs)
     assert Trainer(task, IPPO, options, 0, runs.path(IPPO, 0)).run()["best"]
-    with pytest.raises(
-        FileNotFoundError, match=r"initial\.pt is neither.*marl-collect view"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"initial\.pt is neither.*marl-collec"):
         check_setups(replace(runs, seeds=[0, 1]))
 
 

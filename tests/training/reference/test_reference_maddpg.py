@@ -123,9 +123,7 @@ def test_losses_and_gradients_equal_their_definition(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(CASES))
-def test_an_update_moves_weights_and_targets_by_definition(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_updates_equal_definitions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(seed)
     taken = noted_draws(case.learner, monkeypatch)
     case.learner.update(case.batch, progress=1.0)
