@@ -1,12 +1,9 @@
 """Griffe extension of the reference: prepares docstrings and signatures for MkDocs.
 
-Two things in the source cannot be read from it as it stands:
-
-- Constructors and functions whose arguments are declared as options
-  (``marl_collect.options``) show one argument there. They get the real signature, and a
-  link to the page of all options.
-- Tables in docstrings are written for the terminal, with lines of ``=``. They are shown
-  as text of fixed width.
+Constructors and functions whose arguments are declared as options
+(``marl_collect.options``) have one argument in the source. They get the real signature,
+and a link to the page of all options. Tables in docstrings are written for the
+terminal, with lines of ``=``. They are shown as text of fixed width.
 """
 
 import importlib

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import textwrap
 import time
-import tomllib
 import venv
 from pathlib import Path
 
@@ -128,9 +127,9 @@ def run(*command: object, folder: Path, **variables: str) -> str:
     """
     ours = {k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV"}
     ours["PYTHONPATH"] = str(ROOT / "benchmarks")  # It has an environment to try.
-    command_text = " ".join(str(argument) for argument in command)
+    arguments = [str(argument) for argument in command]
     process = subprocess.run(
-        [str(argument) for argument in command],
+        arguments,
         cwd=folder,
         env=ours | variables,
         capture_output=True,
@@ -139,15 +138,14 @@ def run(*command: object, folder: Path, **variables: str) -> str:
         check=False,
     )
     if process.returncode:
-        raise SystemExit(f"{command_text} failed:\n{process.stdout}\n{process.stderr}")
+        output = f"{process.stdout}\n{process.stderr}"
+        raise SystemExit(f"{' '.join(arguments)} failed:\n{output}")
     return process.stdout
 
 
 def build(folder: Path) -> tuple[Path, Path]:
     """Build an sdist from the checkout and a wheel from the sdist; return both."""
-    code = (
-        "from setuptools import build_meta as b; import sys; print(b.{}(sys.argv[1]))"
-    )
+    code = "import sys, setuptools.build_meta as b; print(b.{}(sys.argv[1]))"
     copy = folder / "checkout"
     # Files that git does not track must not be needed. The stash is not kept.
     tree = run("git", "stash", "create", folder=ROOT).strip() or "HEAD"
@@ -216,9 +214,7 @@ def check(archive: Path, extra: str, folder: Path) -> None:
 def main() -> None:
     """Build and check."""
     parser = argparse.ArgumentParser(description=__doc__)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    choices = [[], *project["optional-dependencies"]]
-    text = "to install, one at a time"
+    text, choices = "to install, one at a time", [[], *USES, "all"]
     parser.add_argument(
         "extras", nargs="*", choices=choices, metavar="EXTRA", help=text
     )

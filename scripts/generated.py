@@ -8,22 +8,17 @@ from pathlib import Path
 def update(contents: Mapping[Path, str], command: str) -> int:
     """Write files that differ from their content; with ``--check`` compare only.
 
-    Args:
-        contents: of each file.
-        command: that writes them, for the message.
-
-    Returns:
-        The exit code: 1 if there was a difference, else 0.
+    Return the exit code, 1 if there was a difference. A message names the ``command``.
     """
     different = [
         path
         for path, content in contents.items()
         if not path.exists() or path.read_text(encoding="utf-8") != content
     ]
-    if "--check" in sys.argv and different:
-        print(f"`{command}` would change:", *(path.name for path in different))
-    elif "--check" not in sys.argv:
-        for path in different:
+    for path in different:
+        if "--check" in sys.argv:
+            print(f"`{command}` would change {path.name}")
+        else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(contents[path], encoding="utf-8")
     return int(bool(different))

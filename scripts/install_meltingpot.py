@@ -1,17 +1,15 @@
 """Installs dm-meltingpot, with the archive of its bots where that can be had.
 
-dm-meltingpot has no wheel: building it fetches an archive of trained bots from a
-storage bucket, without a deadline. The substrates need nothing from that archive; only
-the named scenarios do. So this script fetches the archive itself, within a deadline,
-and where that fails builds with an archive that holds an empty folder: all substrates
-work, `scenario.build(name)` does not until the script is run again with a network.
+dm-meltingpot has no wheel: building it fetches an archive of trained bots, without a
+deadline. Only the named scenarios need it. So this script fetches the archive itself,
+within a deadline. If that fails, it builds with an archive of an empty folder: then all
+substrates work, and scenarios do once the script has run again with a network.
 
     python scripts/install_meltingpot.py -c constraints.txt
     python scripts/install_meltingpot.py --assets meltingpot-assets-2.3.0.tar.gz
     python scripts/install_meltingpot.py --no-assets
 
-The build looks for the archive, under the name it would download it to, in the folder
-for temporary files before it downloads anything; that is how both kinds reach it.
+The build downloads nothing if the archive is in the folder for temporary files.
 """
 
 from __future__ import annotations

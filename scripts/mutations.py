@@ -25,12 +25,13 @@ SECONDS, HUNG = 1800, "no end within 1800 s"  # The tests of a room take minutes
 def main(words: list[str]) -> int:
     """Judge the faults whose file contains one of the words; all without words."""
     faults = tomllib.loads((ROOT / "tests/mutations.toml").read_text())
-    mutations = [
-        fault_of(file, before, after)
-        for file, changes in faults.items()
-        for before, after in changes.items()
-        if any(word in file for word in words or [""])
-    ]
+    mutations: list[dict[str, Any]] = []
+    for file, changes in faults.items():
+        if any(word in file for word in words or [""]):
+            for before, change in changes.items():
+                after, *named = [change] if isinstance(change, str) else change
+                fault = {"file": file, "before": before, "after": after, "tests": named}
+                mutations.append(fault)
     tests: list[str | None] = []
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
@@ -51,12 +52,6 @@ def main(words: list[str]) -> int:
         finally:
             git("worktree", "remove", "--force", str(tree))
     return int(None in tests)
-
-
-def fault_of(file: str, before: str, after: str | list[str]) -> dict[str, Any]:
-    """Return a fault of a file, with the tests that judge it; none if its room does."""
-    after, *tests = [after] if isinstance(after, str) else after
-    return {"file": file, "before": before, "after": after, "tests": tests}
 
 
 def mutated(tree: Path, mutation: dict[str, Any]) -> str:
@@ -85,12 +80,9 @@ def tests_of(file: str) -> list[str]:
     """Return the test files of a source file's room, those with its name first."""
     path = PurePath(file)
     room = path.parts[path.parts[0] == "marl_collect"]
-    tests = (ROOT / "tests" / room).rglob("test_*.py")
-
-    def order(test: Path) -> tuple[bool, Path]:
-        return f"_{path.stem}_" not in f"_{test.stem}_", test
-
-    return [str(test.relative_to(ROOT)) for test in sorted(tests, key=order)]
+    tests = sorted((ROOT / "tests" / room).rglob("test_*.py"))
+    tests.sort(key=lambda test: f"_{path.stem}_" not in f"_{test.stem}_")
+    return [str(test.relative_to(ROOT)) for test in tests]
 
 
 def run(tree: Path, tests: list[str]) -> tuple[int | None, str]:

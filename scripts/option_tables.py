@@ -9,12 +9,12 @@ a table of rejected keywords::
 A place ``<!-- options by subject -->`` gets all options of the collectors, with types,
 in sections.
 
-Run without arguments to write them all; with ``--check`` to compare only.
+With ``--check`` the pages are compared only.
 """
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING
 from enum import Enum
 from importlib import import_module
@@ -24,7 +24,7 @@ from typing import Any
 from generated import update
 
 from marl_collect.collectors.options import CollectorOptions
-from marl_collect.options import Declared, RejectedKeyword, declared, type_words
+from marl_collect.options import Declared, declared, type_words
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLACE = re.compile(
@@ -63,52 +63,50 @@ def main() -> int:
 
 
 def _written(match: re.Match[str]) -> str:
-    if match["name"] is None:
-        return f"{match[1]}\n{_by_subject()}\n\n{match[3]}"
-    module, _, name = match["name"].rpartition(".")
+    tables = _of_declaration(match["name"]) if match["name"] else _by_subject()
+    return f"{match[1]}\n{tables}\n\n{match[3]}"
+
+
+def _of_declaration(path: str) -> str:
+    """Return the table of what a class of options itself declares, or of advice."""
+    module, _, name = path.rpartition(".")
     declaration = getattr(import_module(module), name)
-    table_of = _rejected if isinstance(declaration, Mapping) else _options
-    table = table_of(declaration)
-    return f"{match[1]}\n{table}\n\n{match[3]}"
-
-
-def _options(kind: Any) -> str:
-    """Return the table of what a class of options itself declares."""
-    lines = ["| argument | default | meaning |", "|---|---|---|"]
-    for name, _, default, option in declared(kind):
-        if name in kind.__annotations__:
-            lines.append(f"| `{name}` | {_shown(default)} | {option.help} |")
-    return "\n".join(lines)
+    if isinstance(declaration, Mapping):
+        advice = [[name, keyword.advice] for name, keyword in declaration.items()]
+        return _table("TorchRL | here", advice)
+    rows = [
+        [option.name, _shown(option.default), option.option.help]
+        for option in declared(declaration)
+        if option.name in declaration.__annotations__
+    ]
+    return _table("argument | default | meaning", rows)
 
 
 def _by_subject() -> str:
     """Return a section for every subject, with a table of its options."""
-    options_by_name = {option.name: option for option in declared(CollectorOptions)}
-    subjects = {subject: names.split() for subject, names in SUBJECTS.items()}
-    listed_names = {name for names in subjects.values() for name in names}
-    if unknown_names := sorted(listed_names - options_by_name.keys()):
-        raise SystemExit(f"There are no options {unknown_names}.")
-    unlisted = [name for name in options_by_name if name not in listed_names]
-    sections = []
-    for subject, names in (subjects | {"Further": unlisted}).items():
-        if names:
-            lines = ["| argument | type | default | meaning |", "|---|---|---|---|"]
-            lines += [_line(options_by_name[name]) for name in names]
-            sections.append(f"## {subject}\n\n" + "\n".join(lines))
-    return "\n\n".join(sections)
+    unlisted = {option.name: option for option in declared(CollectorOptions)}
+    sections = {
+        subject: [_row(unlisted.pop(name)) for name in names.split()]
+        for subject, names in SUBJECTS.items()
+    }
+    if unlisted:
+        sections["Further"] = [_row(option) for option in unlisted.values()]
+    head = "argument | type | default | meaning"
+    return "\n\n".join(f"## {s}\n\n{_table(head, r)}" for s, r in sections.items())
 
 
-def _line(option: Declared) -> str:
+def _row(option: Declared) -> list[str]:
     text = option.option.help
     if excluded := ", ".join(f"`{collector}`" for collector in option.option.not_in):
         text += f". Not for {excluded}"
     kind = "any" if option.kind is Any else type_words(option).replace("|", r"\|")
-    return f"| `{option.name}` | {kind} | {_shown(option.default)} | {text} |"
+    return [option.name, kind, _shown(option.default), text]
 
 
-def _rejected(keywords: Mapping[str, RejectedKeyword]) -> str:
-    lines = [f"| `{name}` | {keyword.advice} |" for name, keyword in keywords.items()]
-    return "\n".join(["| TorchRL | here |", "|---|---|", *lines])
+def _table(head: str, rows: Iterable[list[str]]) -> str:
+    """Return a table whose rows begin with a name."""
+    lines = [f"| `{name}` | {' | '.join(cells)} |" for name, *cells in rows]
+    return "\n".join([f"| {head} |", "|---" * (head.count("|") + 1) + "|", *lines])
 
 
 def _shown(default: Any) -> str:

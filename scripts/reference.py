@@ -65,12 +65,11 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Policies and networks": {
         _MODELS: """make_policy PolicyOptions make_critic make_head save_policy
             load_policy NetworkFactory HeadFactory MultiAgentNetBase MultiAgentMLP
-            MultiAgentAttention
-            MultiAgentConvNet MultiAgentGRU MultiAgentLSTM set_recurrent_mode
-            CrossGroupCritic CrossCriticGroupSpec Mixer VDNMixer QMixer GroupModule
-            RecurrentModule VectorInput ImageInput LocScale HeadOptions ActionHead
-            CategoricalHead MultiCategoricalHead NormalHead TanhNormalHead
-            MaskedCategorical MaskedOneHotCategorical MultiCategorical
+            MultiAgentAttention MultiAgentConvNet MultiAgentGRU MultiAgentLSTM
+            set_recurrent_mode CrossGroupCritic CrossCriticGroupSpec Mixer VDNMixer
+            QMixer GroupModule RecurrentModule VectorInput ImageInput LocScale
+            HeadOptions ActionHead CategoricalHead MultiCategoricalHead NormalHead
+            TanhNormalHead MaskedCategorical MaskedOneHotCategorical MultiCategorical
             IndependentNormal TanhNormal""",
     },
     "TorchRL": {"marl_collect.interop.torchrl": "to_torchrl TorchRLWrapper"},
@@ -108,12 +107,8 @@ def page() -> str:
 def commands() -> str:
     """Return the text of the page of the command line, as typer writes it."""
     typer = (sys.executable, "-m", "typer", "marl_collect.cli.main", "utils", "docs")
-    return subprocess.run(
-        [*typer, "--name", "marl-collect", "--title", "Command line"],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    ).stdout
+    names = ("--name", "marl-collect", "--title", "Command line")
+    return subprocess.check_output([*typer, *names], text=True)
 
 
 def signatures() -> dict[str, str]:

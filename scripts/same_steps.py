@@ -45,13 +45,11 @@ def compare(
         names = ("observation", "reward", "termination", "truncation", "info")
         _same(location, names, result, actual.step(copies))
         terminations, truncations = result[2], result[3]
-        ended_agents = [
-            a for a in terminations if terminations[a] or truncations.get(a)
-        ]
+        ended = [a for a in terminations if terminations[a] or truncations.get(a)]
         tally["steps"] += 1
         tally["terminations"] += sum(bool(flag) for flag in terminations.values())
         tally["truncations"] += sum(bool(flag) for flag in truncations.values())
-        tally["deaths"] += len(ended_agents) if expected.agents else 0
+        tally["deaths"] += len(ended) if expected.agents else 0
     return tally
 
 
