@@ -21,7 +21,7 @@ import mmap
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -129,7 +129,7 @@ class Cache:
     Attributes:
         columns: of the dataset.
         records: one per frame, mapped.
-        large: bytes of large frames, mapped; None if there are none.
+        large: bytes of large frames, mapped.
         order: ``[frames]``, numbers of all frames, those of an episode back to back.
         episodes: of every complete episode the position of its ``first`` frame in
             ``order``, its ``length``, ``traj_id``, number of its ``run``, whether it
@@ -141,7 +141,7 @@ class Cache:
 
     columns: tuple[Column, ...]
     records: NDArray[Any]
-    large: NDArray[np.uint8] | None
+    large: NDArray[np.uint8]
     order: NDArray[np.int64]
     episodes: NDArray[Any]
     folder: Path
@@ -253,10 +253,9 @@ class Cache:
         if not out.nbytes:
             return
         try:
-            assert self.large is not None
             part = self.large[begin:end].data
             data = _LZ4.decompress(part, out.nbytes, asbytes=False)
-        except (pa.ArrowException, OSError, ValueError, AssertionError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise _damaged(self.folder, error) from error
         out.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
 
@@ -265,19 +264,19 @@ def _damaged(folder: Path, error: Exception) -> DatasetError:
     return DatasetError(f"The cache {folder} is damaged: {error}. Delete this folder.")
 
 
-def cache_folder(folders: Sequence[Path], home: Path | None = None) -> Path:
+def cache_folder(folders: Sequence[Path], home: Path, *, prefer_home: bool) -> Path:
     """Return where the cache of one or several folders is.
 
-    Without ``home``, a folder for caches: in the only folder if that can be written,
-    else in the user's caches.
+    It is in the only folder if that can be written, else in ``home``, a folder for
+    caches.
     """
     inside = folders[0] / ".cache"
     parent = inside if inside.exists() else folders[0]
     is_writable = len(folders) == 1 and os.access(parent, os.W_OK | os.X_OK)
-    if home is None and is_writable:
+    if is_writable and not prefer_home:
         return inside
     names = b"\0".join(os.fsencode(folder.resolve()) for folder in folders)
-    return (home or user_cache()) / hashlib.sha256(names).hexdigest()[:24]
+    return home / hashlib.sha256(names).hexdigest()[:24]
 
 
 def user_cache() -> Path:
@@ -349,11 +348,10 @@ def _build(
         if count is None:
             state, count = CacheState(str(dtype)), 0
         name = state.generation
-        with ExitStack() as stack:
-            records, large = (
-                stack.enter_context((folder / f"{name}.{kind}").open("ab"))
-                for kind in ("records", "large")
-            )
+        with (
+            (folder / f"{name}.records").open("ab") as records,
+            (folder / f"{name}.large").open("ab") as large,
+        ):
             records.truncate(state.frames * dtype.itemsize)
             large.truncate(state.large_bytes)
             for file in files[count:]:
@@ -459,6 +457,9 @@ def _clean(folder: Path, dtype: np.dtype[Any]) -> None:
 
 
 def _map(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+    """Map the beginning of a file, which may be empty."""
+    if not count:
+        return np.empty(0, dtype)
     mapped: NDArray[Any] = np.memmap(path, dtype, "c", shape=(count,))
     return mapped
 
@@ -468,9 +469,7 @@ def _mapped(folder: Path, state: CacheState, columns: tuple[Column, ...]) -> Cac
     name, frames = state.generation, state.frames
     try:
         records = _map(folder / f"{name}.records", _record(columns), frames)
-        large = None
-        if state.large_bytes:
-            large = np.memmap(folder / f"{name}.large", np.uint8, "r")
+        large = _map(folder / f"{name}.large", np.dtype(np.uint8), state.large_bytes)
         order = np.load(folder / f"{name}.{frames}.order.npy", mmap_mode="r")
         episodes = np.load(folder / f"{name}.{frames}.episodes.npy")
     except FileNotFoundError:

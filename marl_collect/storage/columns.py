@@ -186,17 +186,11 @@ def _column(key: Key, tensor: torch.Tensor) -> Column:
     return column
 
 
-def column_of(rows: Rows, key: Key) -> NDArray[Any] | None:
-    """Return the values of a key, None if there is no such key."""
-    return next((array for column, array in rows.items() if column.key == key), None)
-
-
 def to_table(
     rows: Rows, run: str, frame_index: NDArray[np.int32], about: Mapping[str, Any]
 ) -> pa.Table:
     """Return frames of a run as a table, with JSON values for the schema."""
-    ids = column_of(rows, TRAJ_IDS)
-    assert ids is not None
+    (ids,) = (values for column, values in rows.items() if column.key == TRAJ_IDS)
     follows = np.append(ids[1:] == ids[:-1], False)
     arrays = [
         pa.DictionaryArray.from_arrays(np.zeros(len(ids), np.int32), [run]),

@@ -136,8 +136,8 @@ def open_dataset(
     ]
     list_all = partial(_list_all, folders)
     # One URL is decoded where its files are.
-    is_fetched = len(names) == 1 and url_of(names[0])
-    cache_path = cache_folder(folders, None if is_fetched or not cache else home)
+    prefer_home = bool(cache) and not url_of(names[0])
+    cache_path = cache_folder(folders, home, prefer_home=prefer_home)
     return settled(lambda: Dataset(", ".join(names), *open_cache(list_all, cache_path)))
 
 
@@ -166,16 +166,15 @@ def _about(
     files: Sequence[BatchFile],
 ) -> tuple[DatasetDescription, tuple[RunDescription, ...]]:
     """Return the descriptions of the dataset and of its runs."""
-    expected: Any = None
-    described = []
+    runs = []
     for file in files:
         if file.first:
             continue
         with naming(file.path):
             _, about = read_about(file.path)
-            described.append(RunDescription.from_json(about["run"]))
+            runs.append(RunDescription.from_json(about["run"]))
             says = about["description"]
-            if expected is None:
+            if file is files[0]:
                 expected, description = says, DatasetDescription.from_json(says)
         text = difference(expected, says)
         if text:
@@ -183,4 +182,4 @@ def _about(
                 f"{file.path} does not fit {files[0].path}: {text}. A dataset has one "
                 "task, with equal settings and spaces."
             )
-    return description, tuple(described)
+    return description, tuple(runs)

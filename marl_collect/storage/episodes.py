@@ -3,14 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, Self, final
+from typing import Any, Final, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marl_collect.buffers.layout import STEP_COUNT, TRAJ_IDS
+from marl_collect.core.description import Key
 from marl_collect.core.signature import IS_INIT
-from marl_collect.storage.columns import DONE, Rows, column_of, flat_rows
+from marl_collect.storage.columns import DONE, Rows, flat_rows
 
 _UNSEEN: Final = -1
 """Number of frames whose episode began before the first batch."""
@@ -83,10 +84,8 @@ class EpisodeTracker:
             rows: of the batch.
             whole: whether all its episodes are known to be complete.
         """
-        ids, done = column_of(rows, TRAJ_IDS), column_of(rows, DONE)
-        assert ids is not None
-        assert done is not None
-        done = done.reshape(-1)
+        by_key = {column.key: values for column, values in rows.items()}
+        ids, done = by_key[TRAJ_IDS], by_key[DONE].reshape(-1)
         order = np.argsort(ids, kind="stable")
         arranged = ids[order]
         first = np.flatnonzero(np.append(True, arranged[1:] != arranged[:-1]))
@@ -95,14 +94,12 @@ class EpisodeTracker:
         if continues.any():
             raise ValueError(_continues(int(arranged[continues][0])))
         sums = {
-            column.key[1]: np.add.reduceat(
-                flat_rows(values)[order].astype(np.float64), first
-            )
+            column.key[1]: np.add.reduceat(flat_rows(values)[order], first, dtype=float)
             for column, values in rows.items()
             if column.is_reward and len(column.key) == 3
         }
-        terminated = column_of(rows, ("next", "terminated"))
-        first_steps = _first_steps(rows)
+        terminated = by_key.get(("next", "terminated"))
+        first_steps = _first_steps(by_key)
         begins = np.ones_like(done) if whole else self._begins(ids, first_steps)
         index = np.empty(len(ids), np.int32)
         ended: dict[int, EndedEpisode] = {}
@@ -163,13 +160,12 @@ class EpisodeTracker:
             )
 
 
-def _first_steps(rows: Rows) -> NDArray[np.bool_] | None:
+def _first_steps(by_key: Mapping[Key, NDArray[Any]]) -> NDArray[np.bool_] | None:
     """Return which frames begin an episode, None if no key says so."""
-    for key in (STEP_COUNT, IS_INIT):
-        values = column_of(rows, key)
-        if values is not None:
-            flat = flat_rows(values)[:, 0]
-            return flat == 0 if key == STEP_COUNT else flat.astype(np.bool_)
+    if STEP_COUNT in by_key:
+        return flat_rows(by_key[STEP_COUNT])[:, 0] == 0
+    if IS_INIT in by_key:
+        return flat_rows(by_key[IS_INIT])[:, 0].astype(np.bool_)
     return None
 
 

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -149,11 +150,9 @@ def write_table(
     renamed. The file gets the time of modification of ``like``.
     """
     temporary = f".{name}.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    with named_if_full(path / name):
+    with naming_deleted(path), named_if_full(path / name):
         try:
-            descriptor = os.open(temporary, flags, 0o666, dir_fd=folder)
-            with os.fdopen(descriptor, "wb") as file:
+            with open(temporary, "wb", opener=inside(folder)) as file:
                 pq.write_table(
                     table,
                     file,
@@ -192,6 +191,11 @@ def naming_deleted(folder: Path) -> Iterator[None]:
         error.args = (error.errno, text)
         error.strerror, error.filename = text, str(folder)
         raise
+
+
+def inside(folder: int) -> Callable[[str, int], int]:
+    """Return an ``opener`` of ``open`` for names in a folder, by its descriptor."""
+    return partial(os.open, mode=0o666, dir_fd=folder)
 
 
 def remove(name: str, folder: int) -> None:

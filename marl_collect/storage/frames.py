@@ -14,7 +14,6 @@ from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
 from marl_collect.core.replay import frames_of
 from marl_collect.core.tensordicts import assemble, key_path
-from marl_collect.options import Option, require
 from marl_collect.storage.cache import Cache
 from marl_collect.storage.columns import Column
 from marl_collect.storage.description import DatasetDescription, RunDescription
@@ -28,19 +27,6 @@ _PART: Final = 20_000
 def starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return ``[n + 1]``: where each item begins with all back to back, and the end."""
     return np.append(np.int64(0), np.cumsum(lengths))
-
-
-def draw(
-    n: int, count: int, what: str, generator: torch.Generator | None
-) -> NDArray[np.int64]:
-    """Draw ``n`` of ``count`` items uniformly, with replacement."""
-    n = require("n", n, int, Option("", at_least=0))
-    if not count:
-        raise ValueError(f"There are no {what}.")
-    drawn: NDArray[np.int64] = torch.randint(
-        count, (n,), generator=generator, device="cpu"
-    ).numpy()
-    return drawn
 
 
 @final
@@ -86,7 +72,7 @@ class Transitions(Loadable):
             TypeError: if ``index`` has another dtype or several dimensions.
         """
         if isinstance(index, slice):
-            return self._positions(np.arange(*index.indices(len(self)), dtype=np.int64))
+            return self._items(np.arange(*index.indices(len(self)), dtype=np.int64))
         array = np.asarray(index)
         if array.dtype == np.bool_ and array.shape == (len(self),):
             array = np.flatnonzero(array)
@@ -96,21 +82,8 @@ class Transitions(Loadable):
                 f"{len(self)} booleans, but is {array.dtype} {list(array.shape)}."
             )
         numbers = item_numbers(array, len(self), "frame")
-        frames = self._positions(numbers.reshape(-1))
+        frames = self._items(numbers.reshape(-1))
         return frames if numbers.ndim else frames[0]
-
-    def __getitems__(self, indices: list[int]) -> TensorDict:
-        return self[indices]
-
-    def sample(self, n: int, *, generator: torch.Generator | None = None) -> TensorDict:
-        """Sample ``n`` frames uniformly, with replacement: ``[n]``.
-
-        Raises:
-            TypeError: if ``n`` is not an integer.
-            ValueError: if there are no frames, or ``n`` is negative.
-        """
-        what = f"frames to sample in {self.name}"
-        return self._positions(draw(n, len(self), what, generator))
 
     def select(self, *keys: str | Key) -> Self:
         """Return the same frames with these keys, and those below them, only.
@@ -230,6 +203,6 @@ class Transitions(Loadable):
                 tensors[of_key.key] = of_key.tensor(out)
         return self.nested(tensors, valid.shape).set(VALID, torch.from_numpy(valid))
 
-    def _positions(self, positions: NDArray[np.int64]) -> TensorDict:
-        numbers = positions if self.chosen is None else self.chosen[positions]
+    def _items(self, numbers: NDArray[np.int64]) -> TensorDict:
+        numbers = numbers if self.chosen is None else self.chosen[numbers]
         return self.nested(self.read(numbers), [len(numbers)], time=False)

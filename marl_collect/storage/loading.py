@@ -18,7 +18,7 @@ from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
 from marl_collect.core.ranks import Ranks
 from marl_collect.core.seeding import LARGEST_SEED, Purpose, draw_seed, generator_for
-from marl_collect.options import Option, Options, method
+from marl_collect.options import Option, Options, method, require
 from marl_collect.storage.statistics import Moments
 
 _LEAST_STD: Final = 1e-6
@@ -77,8 +77,29 @@ class Loadable(abc.ABC):
     def __len__(self) -> int: ...
 
     @abc.abstractmethod
-    def __getitems__(self, indices: list[int]) -> TensorDict:
+    def _items(self, numbers: NDArray[np.int64]) -> TensorDict:
+        """Read items by their numbers, which are in range."""
+
+    def __getitems__(self, indices: Sequence[int]) -> TensorDict:
         """Read items; torch's ``DataLoader`` calls this method."""
+        return self._items(item_numbers(indices, len(self), "item"))
+
+    def sample(self, n: int, *, generator: torch.Generator | None = None) -> TensorDict:
+        """Sample ``n`` items uniformly, with replacement.
+
+        Returns:
+            ``[n]`` frames, or ``[n, longest]`` episodes or sequences, padded with zeros
+            and with a bool ``("collector", "mask")``.
+
+        Raises:
+            TypeError: if ``n`` is not an integer.
+            ValueError: if there are no items, or ``n`` is negative.
+        """
+        n = require("n", n, int, Option("", at_least=0))
+        if not len(self):
+            raise ValueError(f"There is nothing to sample in {self!r}.")
+        numbers = torch.randint(len(self), (n,), generator=generator, device="cpu")
+        return self._items(numbers.numpy())
 
     @staticmethod
     def collate(batch: TensorDict | Sequence[TensorDict]) -> TensorDict:
@@ -137,8 +158,8 @@ class Items(Loadable):
     def __iter__(self) -> Iterator[TensorDict]:
         return (self[i] for i in range(len(self)))
 
-    def __getitems__(self, indices: Sequence[int]) -> TensorDict:
-        return self._read(item_numbers(indices, len(self), "item"))
+    def _items(self, numbers: NDArray[np.int64]) -> TensorDict:
+        return self._read(numbers)
 
     def __repr__(self) -> str:
         return f"Items({self._name}, {len(self)})"
@@ -197,6 +218,8 @@ class Loader:
         self._source = source
         self._options = options
         self._seed = draw_seed(options.seed)
+        self._rounded = math.floor if options.drop_last else math.ceil
+        self._share = self._rounded(len(source) / self._ranks.world_size)
         # Of the latest loop. The next one begins an epoch, or continues this one.
         self._epoch, self._done = 0, 0
         self._continues = True
@@ -210,11 +233,7 @@ class Loader:
         return f"Loader({self._source!r}, batch_size={self._options.batch_size})"
 
     def __len__(self) -> int:
-        options = self._options
-        if options.drop_last:
-            return len(self._source) // self._ranks.world_size // options.batch_size
-        items = math.ceil(len(self._source) / self._ranks.world_size)
-        return math.ceil(items / options.batch_size)
+        return self._rounded(self._share / self._options.batch_size)
 
     @property
     def epoch(self) -> int:
@@ -279,16 +298,12 @@ class Loader:
 
     def _order(self, epoch: int) -> list[list[int]]:
         """Return the items of each of this rank's batches."""
-        size, ranks = self._options.batch_size, self._ranks.world_size
+        size, ranks = self._options.batch_size, self._ranks
         order = np.arange(len(self._source))
         if self._options.shuffle:
             order = generator_for(self._seed, Purpose.LOADER, epoch).permutation(order)
-        if self._options.drop_last:
-            order = order[: len(order) // ranks * ranks]
-        else:
-            order = np.resize(order, math.ceil(len(order) / ranks) * ranks)  # Repeats.
-        order = order[self._ranks.rank :: ranks]
-        batches = [
-            part.tolist() for part in np.split(order, range(size, len(order), size))
-        ]
-        return batches[: len(self)]
+        # All ranks get equally many: some are left out, or the first ones repeated.
+        order = np.resize(order, self._share * ranks.world_size)
+        order = order[ranks.rank :: ranks.world_size]
+        batches = np.split(order, range(size, len(order), size))
+        return [batch.tolist() for batch in batches[: len(self)]]

@@ -150,10 +150,7 @@ def _metadata(trajectories: Trajectories, dataset_id: str) -> dict[str, Any]:
         "env_spec": EnvSpec(
             id=re.sub(r"[^\w:.-]+", "_", about.task), kwargs=dict(about.env_kwargs)
         ).to_json(),
-        _OURS: {
-            **about.to_json(),
-            "runs": [run.to_json() for run in trajectories.runs],
-        },
+        _OURS: about.to_json() | {"runs": [run.to_json() for run in trajectories.runs]},
     }
 
 

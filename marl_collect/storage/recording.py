@@ -153,19 +153,16 @@ def collect_into(
     ) as collector:
         environment = collector.description
         task = arguments.task or environment.name
-        settings = dict(arguments.env_kwargs or {})
-        about = DatasetDescription(task, environment, settings)
+        about = DatasetDescription(task, environment, dict(arguments.env_kwargs or {}))
         policy = arguments.policy_description
         if policy is None:
             built = "policy_factory" in options and collector.policy is None
             kind = {"kind": "built in the workers"}
             policy = kind if built else describe_policy(collector.policy)
-        limits = {"episodes": episodes, "frames": frames} | {
-            name: value
-            for name, value in options.items()
-            if isinstance(value, bool | int | float | str | None)
-        }
-        run = RunDescription(options["seed"], policy, limits)
+        settings = {"episodes": episodes, "frames": frames} | options
+        plain = bool | int | float | str | None
+        settings = {k: v for k, v in settings.items() if isinstance(v, plain)}
+        run = RunDescription(options["seed"], policy, settings)
         interruption, ends = interruption or Interruption(), FirstEnds(environment)
         writer = Writer(path, about, run)
         whole = None if episodes is None else EpisodeWriter(writer, episodes)

@@ -24,12 +24,11 @@ from marl_collect.rollout.episodes import Episode
 from marl_collect.storage.columns import DONE, Column, flat_rows
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode
-from marl_collect.storage.frames import Transitions, draw, starts
+from marl_collect.storage.frames import Transitions, starts
 from marl_collect.storage.loading import Items, Loadable, item_numbers
 from marl_collect.storage.writer import Writer
 
 _Chosen = NDArray[np.int64] | slice
-_ABOUT: Final = ("traj_id", "length", "terminated")
 _QUANTILES: Final = Option("", at_least=0, at_most=1, hint="They ascend.")
 _STEPS: Final = "steps_to_next_obs"
 _DISCOUNT: Final = "gamma"
@@ -75,9 +74,6 @@ class Trajectories(Sequence[TensorDict], Loadable):
             return self._take(index)
         numbers = self._numbers(self._number(operator.index(index)))
         return self._frames.nested(self._frames.read(numbers), [len(numbers)])
-
-    def __getitems__(self, indices: Sequence[int]) -> TensorDict:
-        return self._padded(np.asarray(indices))
 
     @property
     def keys(self) -> tuple[Column, ...]:
@@ -151,10 +147,10 @@ class Trajectories(Sequence[TensorDict], Loadable):
             [(name, tuple(agents)) for agents in values.tolist()]
             for name, values in self.agent_returns.items()
         ]
-        columns = (self._rows[name].tolist() for name in _ABOUT)
+        rows = self._rows[["traj_id", "length", "terminated"]].tolist()
         return [
             EndedEpisode(traj_id, length, end, dict(group[i] for group in returns))
-            for i, (traj_id, length, end) in enumerate(zip(*columns, strict=True))
+            for i, (traj_id, length, end) in enumerate(rows)
         ]
 
     def first(self, key: Key) -> NDArray[Any]:
@@ -206,19 +202,6 @@ class Trajectories(Sequence[TensorDict], Loadable):
             return [self] * (len(edges) + 1)
         part = np.searchsorted(np.quantile(returns, edges), returns, side="right")
         return [self._take(np.flatnonzero(part == p)) for p in range(len(edges) + 1)]
-
-    def sample(self, n: int, *, generator: torch.Generator | None = None) -> TensorDict:
-        """Sample ``n`` episodes uniformly, with replacement.
-
-        Returns:
-            ``[n, longest]``, padded with zeros, and a bool ``("collector", "mask")``.
-
-        Raises:
-            TypeError: if ``n`` is not an integer.
-            ValueError: if there are no episodes, or ``n`` is negative.
-        """
-        what = f"episodes to sample in {self.name}"
-        return self._padded(draw(n, len(self), what, generator))
 
     def sequences(
         self, length: int, *, stride: int | None = None, burn_in: int = 0
@@ -341,8 +324,8 @@ class Trajectories(Sequence[TensorDict], Loadable):
         rows = self._rows[chosen]
         return self._frames.numbers(rows["first"], rows["length"])
 
-    def _padded(self, chosen: _Chosen) -> TensorDict:
-        first, lengths = self._rows["first"][chosen], self._rows["length"][chosen]
+    def _items(self, numbers: NDArray[np.int64]) -> TensorDict:
+        first, lengths = self._rows["first"][numbers], self._rows["length"][numbers]
         return self._frames.padded(first, lengths, int(lengths.max(initial=0)))
 
     def _parts(

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
 import numpy as np
-import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
+from tensordict import TensorDict
 
-from marl_collect.buffers.layout import TRAJ_IDS
+from marl_collect.buffers.layout import TRAJ_IDS, batch_fields
 from marl_collect.core.description import EnvDescription, Field, GroupDescription, Key
-from marl_collect.core.tensordicts import assemble
+from marl_collect.core.signature import PolicySignature
 from marl_collect.errors import DatasetError, imports_of
 from marl_collect.files.folders import completed
 from marl_collect.storage.dataset import Dataset, open_dataset
@@ -102,7 +102,6 @@ def import_vault(
             f"{folder} has no transition: {vault.steps:,} steps are written."
         )
     description, run, fields = _describe(vault)
-    groups = {_GROUP: vault.agents}
     ends = np.cumsum([episode.frames for episode in episodes])
     done, total = 0, int(ends[-1])
     progress(0, total, ())
@@ -116,13 +115,11 @@ def import_vault(
             parts = [_frames(vault, episodes[i], action, i) for i in numbers]
             frames = {key: np.concatenate([f[key] for f in parts]) for key in fields}
             shape = [1, len(frames[TRAJ_IDS])]
-            tensors = {
-                key: torch.from_numpy(
-                    frames[key].astype(field.dtype).reshape(*shape, *field.shape)
-                )
+            arrays = {
+                key: frames[key].astype(field.dtype).reshape(*shape, *field.shape)
                 for key, field in fields.items()
             }
-            ended = writer.add(assemble(tensors, shape, groups, time=True))
+            ended = writer.add(TensorDict(arrays, shape))
             done += shape[1]
             progress(done, total, ended)
     return open_dataset(target)
@@ -277,10 +274,8 @@ def _describe(
         environment = EnvDescription(task, {_GROUP: group}, root)
         description = DatasetDescription(task, environment)
         description.to_json()  # Raises an error if a space cannot be stored.
-        fields = environment.observed() | environment.actions()
-        after = environment.observed() | environment.outcome()
-    fields |= {("next", *key): field for key, field in after.items()}
-    fields[TRAJ_IDS] = Field((), np.dtype(np.int64))
+        signature = PolicySignature(environment.actions())
+        fields = batch_fields(environment, signature, {TRAJ_IDS})
     about = {k: v for k, v in vault.metadata.items() if k not in _LAYOUT}
     run = RunDescription(
         policy={"kind": "unknown"},

@@ -108,7 +108,13 @@ class Writer(Closing):
             ClosedError: after ``close``, after an error, and in a fork of the process
                 that opened this writer.
         """
-        self._check_open()
+        if self._closed or os.getpid() != self._owner:
+            why = "" if self._error is None else f" after an error, {self._error}"
+            raise ClosedError(
+                f"This writer of {self.path} is closed{why}, or belongs to the process "
+                "that this one was forked from. What it has added is on disk. Open a "
+                "new writer to add a run."
+            ) from self._error
         rows = rows_of(batch)
         tracker = self._tracker.copy()
         frame_index, ended = tracker.add(rows, whole=whole)
@@ -126,8 +132,7 @@ class Writer(Closing):
             if not is_small:
                 self._join()  # Parts of a joined file have consecutive numbers.
             name = files.file_name(self.run, self._batches, self._batches)
-            with files.naming_deleted(self.path):
-                files.write_table(table, name, self._folder, self.path)
+            files.write_table(table, name, self._folder, self.path)
             if is_small:
                 self._parts.append(self._batches)
                 self._part_bytes += table.nbytes
@@ -167,10 +172,7 @@ class Writer(Closing):
         with files.naming_deleted(self.path):
             tables = []
             for name in names:
-                descriptor = os.open(
-                    name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder
-                )
-                with os.fdopen(descriptor, "rb") as file:
+                with open(name, "rb", opener=files.inside(self._folder)) as file:
                     tables.append(files.read_table(file, self.path / name))
             table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
             # With the time of its last part, readers know that its frames are not new.
@@ -190,12 +192,3 @@ class Writer(Closing):
             with suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
                     path.unlink()
-
-    def _check_open(self) -> None:
-        if self._closed or os.getpid() != self._owner:
-            why = "" if self._error is None else f" after an error, {self._error}"
-            raise ClosedError(
-                f"This writer of {self.path} is closed{why}, or belongs to the process "
-                "that this one was forked from. What it has added is on disk. Open a "
-                "new writer to add a run."
-            ) from self._error
