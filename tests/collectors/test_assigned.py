@@ -187,21 +187,15 @@ def test_the_batch_of_a_policy_has_no_padding() -> None:
 
 
 def test_a_policy_may_act_for_one_group_only() -> None:
-    def hunts(observation: torch.Tensor) -> torch.Tensor:
-        return torch.full(observation.shape[:-1], 2)
+    def always(group: str, number: float, *shape: int) -> TensorDictModule:
+        def act(observation: torch.Tensor) -> torch.Tensor:
+            return torch.full((*observation.shape[:-1], *shape), number)
 
-    def flees(observation: torch.Tensor) -> torch.Tensor:
-        return torch.full((*observation.shape[:-1], 2), 0.5)
+        keys = [[(group, name)] for name in ("observation", "action")]
+        return TensorDictModule(act, *keys)
 
-    policies = {
-        "hunter": TensorDictModule(
-            hunts, [("hunter", "observation")], [("hunter", "action")]
-        ),
-        "prey": TensorDictModule(
-            flees, [("prey", "observation")], [("prey", "action")]
-        ),
-        "random": None,
-    }
+    policies = {"hunter": always("hunter", 2), "prey": always("prey", 0.5, 2)}
+    policies |= {"random": None}
 
     def by_group(seed: int, agents: Agents) -> dict[str, str]:
         return {a: "random" if a.endswith("0") else a.split("_")[0] for a in agents}

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from collector_tools import release_when_preempted, slow_until_preempted
@@ -33,7 +32,7 @@ RANK: dict[str, Any] = {"rank": 0, "world_size": 2}
 ENDING = RANK | {"total_frames": 20}
 TWO: dict[str, Any] = {"trajs_per_batch": 2}
 SPAWN: dict[str, Any] = {"start_method": "spawn"}
-SCHEMES = {"weight_sync_schemes": {"policy": SharedMemoryWeights()}}
+SCHEMES = {"weight_sync_schemes": {"policy": (SCHEME := SharedMemoryWeights())}}
 CPUS, NAMES = ["cpu", "cpu:0"], r"\['cpu', 'cpu:0'\]"
 REFUSED: list[tuple[list[Any], dict[str, Any], Any, str]] = [
     (KINDS, {"compact_obs": "yes"}, TypeError, "True or False, but is 'yes'"),
@@ -103,6 +102,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], Any, str]] = [
             ({"max_worker_rss": 1}, "MultiSyncCollector"),
         )
     ),
+    (KINDS[1:], {"weight_sync_schemes": {"value": SCHEME}}, ValueError, "'policy'"),
     ([SINGLE], SCHEMES, TypeError, "acts with the trained module itself: omit it"),
     *(
         (KINDS[1:], {"policy": policy, "weight_sync_schemes": {"policy": 3}}, *refusal)
@@ -150,22 +150,6 @@ def test_joined_batches_need_equal_workers(how: Any) -> None:
 
     with pytest.raises(ValueError, match=r"the workers have \[1, 2\]"):
         MultiSyncCollector([of(1), of(2)], frames_per_batch=12, cat_results=how)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_integers_of_numpy_are_accepted(kind: Any) -> None:
-    options = {"num_workers": 1, "envs_per_worker": 2, "frames_per_batch": 8} | {
-        "total_frames": 16,
-        "max_frames_per_traj": 3,
-        "init_random_frames": 8,
-        "num_sub_threads": 1,
-        "seed": 5,
-    }
-    numpy = {name: np.int64(number) for name, number in options.items()}
-    expected = [batch.clone() for batch in kind(CountingEnv, **options)]
-    actual = [batch.clone() for batch in kind(CountingEnv, **numpy)]
-    assert len(actual) == 2
-    assert all((a == b).all() for a, b in zip(actual, expected, strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)

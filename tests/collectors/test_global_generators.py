@@ -51,25 +51,6 @@ def drawing_policy(td: TensorDictBase) -> TensorDictBase:
     return td
 
 
-def rewards(kind: Any, count: int = 3, workers: int = 2, **options: Any) -> Any:
-    with kind(
-        [drawing] * 4, num_workers=workers, frames_per_batch=40, **options
-    ) as collector:
-        batches = [collector.next().clone() for _ in range(count)]
-        assert batches[0]["next", "prey", "reward"].unique().numel() > 60
-    # The batches of several workers come in any order.
-    batches.sort(key=lambda batch: int(batch["collector", "traj_ids"].max()))
-    return torch.cat([batch["next", "prey", "reward"].flatten() for batch in batches])
-
-
-@pytest.mark.parametrize("kind", WORKERS)
-def test_equal_seeds_and_workers_give_equal_draws_of_environments(kind: Any) -> None:
-    workers = 2 if kind is MultiSyncCollector else 1
-    expected = rewards(kind, seed=0, workers=workers)
-    assert torch.equal(rewards(kind, seed=0, workers=workers), expected)
-    assert not torch.equal(rewards(kind, seed=1, workers=workers), expected)
-
-
 def test_workers_and_libraries_draw_different_numbers() -> None:
     def first_draws(seed: int) -> list[float]:
         with MultiSyncCollector(

@@ -1,6 +1,5 @@
 """Arguments, methods and combinations that other files do not test."""
 
-import copy
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -209,20 +208,6 @@ class OneThread(Level):
         self.lock = threading.Lock()
 
 
-class OwnCopy(Level):
-    copies = 0
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "OwnCopy":
-        OwnCopy.copies += 1
-        module_copy = OwnCopy.__new__(OwnCopy)
-        torch.nn.Module.__init__(module_copy)
-        module_copy.level = copy.deepcopy(self.level, memo)
-        return module_copy
-
-    def reset_parameters(self) -> None:
-        torch.nn.init.constant_(self.level, 0.5)
-
-
 def wrapped(module: Any) -> Any:
     policy = level_policy()
     policy.module = module
@@ -303,16 +288,6 @@ def test_a_policy_with_its_own_deepcopy_causes_no_warning() -> None:
 
     with Collector(CountingEnv, wrapped(Shared()), frames_per_batch=10) as collector:
         collector.next()
-
-
-def test_a_policys_own_deepcopy_is_used() -> None:
-    with torch.device("meta"):
-        policy = wrapped(OwnCopy())
-    before = OwnCopy.copies
-    with Collector(CountingEnv, policy, frames_per_batch=10) as collector:
-        assert OwnCopy.copies > before
-        assert (collector.next()["prey", "action"] == 0.5).all()
-        assert policy.module.level.is_meta
 
 
 FACTORIES = [CountingEnv] * 4

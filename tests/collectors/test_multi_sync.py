@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from support.internals import pool_of
@@ -11,10 +10,6 @@ from tests_policies import level_policy
 from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiSyncCollector
-
-
-def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
 
 
 def test_training_without_updates_causes_a_warning() -> None:
@@ -50,20 +45,6 @@ def test_copies_occupy_no_slot() -> None:
     batches = list(collector)
     assert len({batch["done"].data_ptr() for batch in batches}) == 10
     assert collector.stats()["slots"] == 2
-
-
-def test_nothing_is_left_after_many_collectors() -> None:
-    def once() -> None:
-        with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=8) as collector:
-            collector.next()
-
-    once()
-    process = psutil.Process()
-    files, processes = process.num_fds(), len(children())
-    for _ in range(5):
-        once()
-    assert process.num_fds() <= files + 2
-    assert len(children()) <= processes
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])

@@ -312,18 +312,6 @@ def test_an_environment_whose_replay_differs_begins_a_new_episode(kind: Any) -> 
     assert ids[0].tolist() == [0] * 8 + [1] * 8
 
 
-def test_a_recycled_worker_whose_replay_differs_begins_a_new_episode() -> None:
-    keywords = options(**LOOSE, max_worker_rss=1)
-    with MultiSyncCollector([drifting], None, **keywords) as collector:
-        batches, cut_ids = [collector.next().clone()], []
-        for _ in range(2):
-            with pytest.warns(UserWarning, match="An episode of counting was"):
-                batches.append(collector.next().clone())
-            cut_ids.append(collector.stats()["cut_trajectories"])
-        assert cut_ids == [[0], [0, 1]]
-    assert breaks(batches) == 0
-
-
 def test_a_partial_reset_keeps_no_trajectory_whose_replay_differs() -> None:
     keywords = options(**LOOSE, prefetch=True)
     with MultiSyncCollector([drifting] * 2, None, **keywords) as collector:
@@ -378,19 +366,13 @@ def test_a_collector_continues_from_a_state_that_was_taken_after_losing_a_worker
 
 
 def test_a_state_can_be_loaded_with_a_lower_limit_of_frames() -> None:
-    def make() -> CountingEnv:
-        return CountingEnv(deaths=False, min_length=200, max_length=200)
-
-    def collector(limit: int) -> Collector:
-        return Collector(
-            [make] * 2, frames_per_batch=30, max_frames_per_traj=limit, seed=0
-        )
-
-    with collector(40) as before:
+    env = partial(CountingEnv, deaths=False, min_length=200, max_length=200)
+    build = partial(Collector, [env] * 2, frames_per_batch=30, seed=0)
+    with build(max_frames_per_traj=40) as before:
         for _ in range(2):
             before.next()  # 30 frames of each environment.
         state = before.state_dict()
-    with collector(20) as after:
+    with build(max_frames_per_traj=20) as after:
         after.load_state_dict(state)
         batch = torch.cat([after.next().clone() for _ in range(4)], 1)
     # The running episodes are cut at once, and those after them every 20 frames.

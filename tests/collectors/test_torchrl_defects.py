@@ -4,25 +4,18 @@ A test that covers one is marked `torchrl_defect` with its number, wherever it s
 those that fit nowhere else are here. `pytest -m torchrl_defect` runs them all.
 """
 
-import os
 import pickle
 import re
-import signal
-from collections import deque
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from collector_tools import wait_until_idle
-from support.clocks import LIMIT, Clock
-from support.processes import suspend
 from support.scripts import run_python
 from tests_policies import level_policy
 from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from marl_collect.errors import WorkerError
 
 DEFECTS = {
     "D1": "trajectory ids change in every step after an agent's death",
@@ -57,48 +50,6 @@ def test_every_defect_has_a_test_that_names_it() -> None:
     marks = re.findall(r"torchrl_defect\(([^)]*)\)", text)
     numbers = {number for mark in marks for number in re.findall(r'"(\w+)"', mark)}
     assert numbers == set(DEFECTS)
-
-
-@pytest.mark.torchrl_defect("D6")
-@pytest.mark.parametrize(
-    ("kind", "options", "end", "error"),
-    [
-        (MultiSyncCollector, {"prefetch": True}, "hung", "Worker 1 .*hung 100 s"),
-        (MultiSyncCollector, {"prefetch": True}, "killed", "Worker 1 .*SIGKILL"),
-        (MultiAsyncCollector, {}, "killed", "Worker 1 .*SIGKILL"),
-    ],
-    ids=["prefetch-hung", "prefetch-killed", "async-killed"],
-)
-def test_an_update_does_not_wait_for_a_worker_that_never_reads(
-    kind: Any,
-    options: dict[str, Any],
-    end: str,
-    error: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = Clock(monkeypatch)
-    with kind(
-        [CountingEnv] * 2, level_policy(), frames_per_batch=8, timeout=LIMIT, **options
-    ) as collector:
-        ahead = 2 if kind is MultiAsyncCollector else 1
-        for _ in range(7):
-            collector.next()  # Afterwards every worker has mapped every slot.
-            # No worker is behind, so the next batches are from both workers.
-            wait_until_idle(collector, 8 * ahead)
-        collector.update_policy_weights_()
-        pid = collector.worker_pids[1]
-        suspend(pid)
-        for _ in range(ahead):
-            collector.next()  # Tells the stopped worker to use version 1.
-        for _ in range(5):
-            collector.update_policy_weights_()
-        assert collector.policy_version == 6
-        if end == "killed":
-            os.kill(pid, signal.SIGKILL)
-        else:
-            clock.runs_when = lambda: clock.quiet == {1}
-        with pytest.raises(WorkerError, match=error):
-            deque((collector.next() for _ in range(50)), maxlen=0)
 
 
 class Untransportable:
@@ -136,29 +87,6 @@ def test_errors_of_pickling_are_raised_before_anything_starts(
     message = f"{type(error).__name__}.*{error}.*policy_factory"
     with pytest.raises(TypeError, match=f"(?s){message}"):
         kind(CountingEnv, policy, num_workers=1, frames_per_batch=8)
-
-
-@pytest.mark.torchrl_defect("D17")
-@every_kind
-def test_environments_share_no_trajectory_after_a_new_seed(kind: Any) -> None:
-    options: Any = {} if kind is MultiAsyncCollector else {"cat_results": None}
-    with kind([CountingEnv] * 3, frames_per_batch=30, seed=0, **options) as collector:
-        collector.next()
-        collector.set_seed(5)
-        seeds_of: dict[int, set[float]] = {}
-        batches = 0
-        while batches < 6 or len({i >> 32 for i in seeds_of}) < 3:
-            batch = collector.next()
-            batches += 1
-            seeds = batch["hunter", "observation"][:, :, 0, 3]
-            alive = batch["hunter", "mask"][:, :, 0]
-            ids = batch["collector", "traj_ids"]
-            for i, seed in zip(ids[alive].tolist(), seeds[alive].tolist(), strict=True):
-                seeds_of.setdefault(i, set()).add(seed)
-        assert {i >> 32 for i in seeds_of} == {0, 1, 2}
-        assert all(len(seed_set) == 1 for seed_set in seeds_of.values()), (
-            "an id of two episodes"
-        )
 
 
 @pytest.mark.torchrl_defect("D21")

@@ -30,12 +30,6 @@ def test_weights_are_received_from_a_source() -> None:
         collector.next()
         collector.receive_weights()
         assert (collector.next()["prey", "action"] == 5.0).all()
-    with pytest.raises(ValueError, match="'policy'"):
-        MultiSyncCollector(
-            CountingEnv,
-            frames_per_batch=8,
-            weight_sync_schemes={"value": SharedMemoryWeights()},
-        )
 
 
 def nothing(observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

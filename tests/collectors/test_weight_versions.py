@@ -46,8 +46,10 @@ def sync(policy: Any, **options: Any) -> MultiSyncCollector:
     )
 
 
-@pytest.mark.parametrize("name", ["policy_or_weights", "weights", "policy"])
-@pytest.mark.parametrize("index", [int, np.int64])
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [("policy_or_weights", int), ("weights", np.int64), ("policy", int)],
+)
 def test_different_weights_per_worker_are_one_version(name: str, index: Any) -> None:
     with sync(level_policy()) as collector:
         by_worker: Any = {index(0): weight(5.0), index(2): weight(6.0)}

@@ -23,7 +23,6 @@ from support.processes import wait_until_gone
 from workloads.counting import CountingEnv, Fault
 
 from marl_collect import Collector, MultiSyncCollector, RayCollector
-from marl_collect.collectors.checkpoint import _restored
 
 pytest_plugins = ["support.ray_cluster"]
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -79,41 +78,6 @@ def test_a_held_batch_stays_and_may_be_written_to(pair: RayCollector) -> None:
         batch["next", "hunter", "reward"] == copy["next", "hunter", "reward"] + 1
     ).all()
     assert (batch["hunter", "action"] == copy["hunter", "action"]).all()
-
-
-def test_actors_resume_with_the_weights_that_they_acted_with(
-    pair: RayCollector,
-) -> None:
-    """These differ from the trainer's module and between workers."""
-    pair.update_policy_weights_(biased(10.0))
-    pair.update_policy_weights_(biased(20.0), worker_ids=1)
-    state = pair.state_dict()
-    pair.update_policy_weights_(biased(30.0))
-    pair.load_state_dict(state)
-    assert pair.policy_version == state["policy_version"]
-    batch = pair.next()
-    assert batch["hunter", "bias"][:, 0, 0].tolist() == [10, 10, 20, 20]
-    newest = state["policy_version"]
-    assert (
-        batch["policy_version"] == newest - torch.tensor([[1], [1], [0], [0]])
-    ).all()
-    pair.update_policy_weights_()
-    published = pair.state_dict()["published"]
-    assert len(published) == 1
-    assert torch.equal(published[0]["module.bias"], pair.policy.module.bias)
-
-
-def test_a_state_that_does_not_fit_changes_nothing(pair: RayCollector) -> None:
-    state = pair.state_dict()
-    workers = _restored(state["workers"])
-    fewer = [{**w, "environments": {"begun": [True]}} for w in workers]
-    pair.set_seed(2)
-    expected = pair.next().clone()
-    pair.set_seed(2)
-    with pytest.raises(ValueError, match=r"has 2 workers with \[1, 1\] environments"):
-        pair.load_state_dict({**state, "workers": fewer})
-    actual = pair.next()
-    assert (actual["hunter", "action"] == expected["hunter", "action"]).all()
 
 
 def test_attributes_of_environments_and_policies_can_be_read(

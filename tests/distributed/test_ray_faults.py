@@ -148,31 +148,23 @@ def test_a_lost_node_is_replaced_until_no_restart_is_left(
     assert (first["policy_version"] == 0).all()
 
 
-def test_an_exception_is_raised_with_its_own_type() -> None:
-    collector = RayCollector([masked, raising], **TWO)
-    with pytest.raises(CountingError, match="fault in step") as raised:
-        collector.next()
-    cause = raised.value.__cause__
-    assert isinstance(cause, WorkerError)
-    assert cause.worker == 1
-    assert "raising" in cause.remote_traceback or "strike" in cause.remote_traceback
-    assert any("actor 1" in note for note in raised.value.__notes__)
-    wait_until_nothing_is_in_use()
-
-
-def test_a_call_after_an_error_raises_the_error_again() -> None:
+def test_an_error_is_raised_with_its_own_type_and_again_by_later_calls() -> None:
     """As on one machine. A failure that was raised once is no worker to wait for."""
 
     def raises() -> Any:
         return CountingEnv(fault=Fault("raise", "reset", at=1))
 
-    with RayCollector(
-        [CountingEnv, raises], frames_per_batch=4, sync=True
-    ) as collector:
+    factories = [CountingEnv, raises]
+    with RayCollector(factories, frames_per_batch=4, sync=True) as collector:
         collector.next()
         for ask in (collector.reset, collector.state_dict, collector.next):
-            with pytest.raises(CountingError, match="fault in reset"):
+            with pytest.raises(CountingError, match="fault in reset") as raised:
                 ask()
+            cause = raised.value.__cause__
+            assert isinstance(cause, WorkerError)
+            assert cause.worker == 1
+            assert "strike" in cause.remote_traceback
+            assert any("actor 1" in note for note in raised.value.__notes__)
 
 
 def test_a_worker_that_hangs_is_killed_at_once() -> None:

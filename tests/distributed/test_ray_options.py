@@ -44,26 +44,13 @@ def test_a_collector_class_with_the_same_batches_is_accepted(kind: Any) -> None:
         (TypeError, "Did you mean num_collectors", {"num_collector": 2}),
         (ValueError, "num_collectors must be an integer", {"num_collectors": 0}),
         (ValueError, "max_restarts must be", {"max_restarts": -2}),
-        (
-            TypeError,
-            "num_workers_per_c.* an integer",
-            {"num_workers_per_collector": True},
-        ),
+        (TypeError, "num_workers_per_c.* integer", {"num_workers_per_collector": True}),
         (TypeError, "sync must be True or False", {"sync": "no"}),
         (TypeError, "remote_configs must be", {"remote_configs": 3}),
         (TypeError, "takes no backend", {"backend": "ray"}),
-        (
-            TypeError,
-            "use num_workers_per_collector",
-            {"collector_class": MultiAsyncCollector},
-        ),
+        (TypeError, "use num_workers_per", {"collector_class": MultiAsyncCollector}),
         (TypeError, "use sync=False", {"sync": True, "max_staleness": 1}),
         (TypeError, "use sync=True", {"prefetch": True}),
-        (
-            ValueError,
-            "remote_configs has 1 entries",
-            {"num_collectors": 2, "remote_configs": [{}]},
-        ),
         (ValueError, "frames_per_batch has 3", {"frames_per_batch": [1, 2, 3]}),
     ],
 )
@@ -74,7 +61,7 @@ def test_invalid_arguments_are_refused(
         RayCollector(masked, None, **({"frames_per_batch": 10} | options))
 
 
-@pytest.mark.parametrize("configs", [[], [{}, {}], [{}] * 4])
+@pytest.mark.parametrize("configs", [[], [{}], [{}, {}], [{}] * 4])
 def test_a_list_of_ray_options_fits_the_actors(configs: list[dict[str, Any]]) -> None:
     with pytest.raises(ValueError, match=f"has {len(configs)} entries, .* 3 actors"):
         RayCollector([masked] * 3, frames_per_batch=10, remote_configs=configs)

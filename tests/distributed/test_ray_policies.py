@@ -1,6 +1,5 @@
 """Several policies and pools of past versions on Ray: the data are those of workers."""
 
-import copy
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -22,10 +21,10 @@ from support.weightless import (
     hunters,
 )
 from support.worlds import CountingWorlds
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from workloads.counting import CountingEnv
 
-from marl_collect import Collector, PolicyPool, RayCollector
+from marl_collect import PolicyPool, RayCollector
 from marl_collect.models import make_policy
 
 pytest_plugins = ["support.ray_cluster"]
@@ -39,12 +38,11 @@ def half(seed: int, agents: Agents) -> dict[str, str]:
     return {a: "past" if (seed + i) % 2 else "main" for i, a in enumerate(agents)}
 
 
-def start(kind: Any, create_env_fn: Any, **options: Any) -> Any:
-    torch.manual_seed(0)
+def start(create_env_fn: Any, **options: Any) -> Any:
     net = make_policy(CountingEnv, num_cells=(8,), recurrent="gru")
     policies = {"main": net, "past": PolicyPool(net, size=3, sample="win_rate")}
     keywords = {"policies": policies, "assign": half, "seed": 3, "frames_per_batch": 60}
-    return kind(create_env_fn, **(keywords | options))
+    return RayCollector(create_env_fn, **(RAY | keywords | options))
 
 
 def batches(collector: Any, count: int) -> TensorDict:
@@ -59,34 +57,13 @@ def batches(collector: Any, count: int) -> TensorDict:
     return torch.cat(collected, 1)
 
 
-def same(td: TensorDictBase, other_td: TensorDictBase) -> None:
-    assert set(td.keys(True, True)) == set(other_td.keys(True, True))
-    for key in td.keys(True, True):
-        torch.testing.assert_close(td[key], other_td[key], rtol=1e-4, atol=1e-4)
-
-
-def test_a_pool_on_ray_gives_the_data_of_one_process_and_resumes() -> None:
-    with start(Collector, [CountingEnv] * 4) as local:
-        expected = batches(local, 5)
-        pool = local.policy["past"].state_dict()
-    assert set(expected["prey", "policy_id"].unique().tolist()) == {0, 1, 2, 3}
-    with start(RayCollector, CountingEnv, **RAY) as uninterrupted:
-        same(batches(uninterrupted, 2), expected[:, :30])
-        state = copy.deepcopy(uninterrupted.state_dict())
-        same(batches(uninterrupted, 3), expected[:, 30:])
-        torch.testing.assert_close(uninterrupted.policy["past"].state_dict(), pool)
-    with start(RayCollector, CountingEnv, **RAY) as resumed:
-        resumed.load_state_dict(state)
-        same(batches(resumed, 3), expected[:, 30:])
-
-
 def test_several_batches_of_an_actor_are_refused_with_the_way() -> None:
     with pytest.raises(TypeError, match="Build one batch with more worlds"):
-        start(RayCollector, partial(CountingWorlds, 2), **RAY)
+        start(partial(CountingWorlds, 2))
 
 
 def test_async_actors_act_with_members_of_the_pool() -> None:
-    with start(RayCollector, CountingEnv, **(RAY | {"sync": False})) as collector:
+    with start(CountingEnv, sync=False) as collector:
         batch = batches(collector, 1)
         # Later, actors that lag may have met only versions that were replaced.
         assert collector.policy["past"].games.sum() > 0

@@ -10,13 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_tools import (
-    KINDS,
-    Hang,
-    as_soon_as,
-    constant,
-    faulty,
-)
+from fault_tools import KINDS, Hang, as_soon_as, constant, faulty
 from support.clocks import LIMIT, Clock, ClosingClock, hangs, hangs_in_c, wait_for_ends
 from support.internals import pool_of, source_of, workers_of
 from support.processes import SOON, gone, suspend, wait_until, wait_until_gone
@@ -58,22 +52,6 @@ def hanging_in_close(*args: Any, **kwargs: Any) -> Make:
     return make
 
 
-def broken_after(number: int) -> Make:
-    """Return a factory that raises for its environment ``number`` in a process."""
-    built = 0
-
-    def make() -> CountingEnv:
-        nonlocal built
-        built += 1
-        if built > number:
-            raise CountingError("no such world")
-        env = CountingEnv()
-        env.close = hang  # type: ignore[method-assign]
-        return env
-
-    return make
-
-
 def place_of(error: BaseException) -> tuple[int, str | None, int | None]:
     cause = worker_error_of(error)
     assert cause is not None
@@ -99,8 +77,9 @@ def step_four(kind: Any, factories: Any, processes: int) -> None:
 def test_the_error_of_a_factory_is_raised_if_built_environments_hang_in_close(
     kind: Any,
 ) -> None:
-    with pytest.raises(CountingError, match="no such world") as excinfo:
-        step_four(kind, [broken_after(2)] * 4, processes=1)
+    hangs, fails = hanging_in_close("sleep"), faulty("raise", "create")
+    with pytest.raises(CountingError, match="fault in create") as excinfo:
+        step_four(kind, [hangs, hangs, fails, hangs], processes=1)
     assert place_of(excinfo.value) == (0, "create", 2)
 
 
@@ -216,7 +195,7 @@ def test_a_stopped_worker_does_not_delay_a_shutdown(kind: Any) -> None:
     wait_until_gone(pids)
 
 
-def interrupted(batch: Any) -> None:
+def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
@@ -234,23 +213,7 @@ def test_a_collector_in_this_process_gives_its_state_after_shutdown() -> None:
 
 
 def test_a_collector_interrupted_within_a_batch_has_no_state() -> None:
-    calls = 0
-
-    def make() -> CountingEnv:
-        env = CountingEnv()
-        step = env.step_row
-
-        def interrupt() -> None:
-            nonlocal calls
-            calls += 1
-            if calls == 15:
-                raise KeyboardInterrupt
-            step()
-
-        env.step_row = interrupt  # type: ignore[method-assign]
-        return env
-
-    collector = Collector(make, frames_per_batch=10)
+    collector = Collector(faulty(interrupt, at=14), frames_per_batch=10)
     collector.next()
     with pytest.raises(KeyboardInterrupt):
         collector.next()
@@ -261,7 +224,7 @@ def test_a_collector_interrupted_within_a_batch_has_no_state() -> None:
 
 
 def test_async_shutdown_does_not_repeat_ctrl_c() -> None:
-    collector = Collector(CountingEnv, frames_per_batch=10, postproc=interrupted)
+    collector = Collector(CountingEnv, frames_per_batch=10, postproc=interrupt)
     with pytest.raises(KeyboardInterrupt):
         collector.next()
     collector.async_shutdown()
@@ -288,36 +251,19 @@ def test_steps_so_far_never_falls() -> None:
             assert resumed.steps_so_far() >= resumed.frames == 80
 
 
-class WaitingEnv(CountingEnv):  # type: ignore[misc]
-    """Begins its second episode once a file exists."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self.file = file
-        self.begun = 0
-
-    def reset_row(self, seed: int) -> None:
-        self.begun += 1
-        if self.begun > 1:
-            wait_until(self.file.exists)
-        super().reset_row(seed)
-
-
 def test_a_reply_to_a_call_that_raised_answers_no_other_call(tmp_path: Path) -> None:
-    file = tmp_path / "go on"
-    with MultiSyncCollector(
-        [
-            lambda: WaitingEnv(file),
-            lambda: CountingEnv(fault=Fault("raise", "reset", 1)),
-        ],
-        frames_per_batch=2,
-    ) as collector:
+    go_on = tmp_path / "go on"
+    waits: Any = Fault(lambda: wait_until(go_on.exists), "reset", 1)
+    faults = waits, Fault("raise", "reset", 1)
+    envs = [partial(CountingEnv, fault=fault) for fault in faults]
+    with MultiSyncCollector(envs, frames_per_batch=2) as collector:
         collector.next()
         with pytest.raises(CountingError):
             collector.reset()  # Worker 0 has not replied yet.
-        file.touch()
-        (begun,) = workers_of(collector).call("attribute", "env", "begun", workers=[0])
-        assert result(begun, 0) == [2]
+        go_on.touch()
+        ask = "attribute", "env", "is_closed"
+        (reply,) = workers_of(collector).call(*ask, workers=[0])
+        assert result(reply, 0) == [False]
         with pytest.raises(CountingError):
             collector.next()
 
@@ -395,22 +341,17 @@ def test_an_error_a_crash_or_a_hang_in_close_is_a_warning(
 @every_kind
 @pytest.mark.filterwarnings("error")
 def test_a_warning_about_close_does_not_replace_the_error(kind: Any) -> None:
-    factories = [hanging_in_close("raise", at=3), lambda: CountingEnv(fault=CRASH)]
+    factories = [hanging_in_close("raise", at=3), faulty("exit", "close")]
     collector = kind(factories, frames_per_batch=40)
     with pytest.raises(CountingError):
         stepping(collector)
 
 
-CRASH = Fault("exit", "close")
-
-
-SLOW = Fault("sleep", seconds=0.01, repeat=True)
-
-
 @every_kind
 def test_shutdown_in_a_signal_handler_waits_for_workers_only(kind: Any) -> None:
     """It once waited for the lock that the interrupted call of its thread holds."""
-    collector = kind([lambda: CountingEnv(fault=SLOW)] * 2, frames_per_batch=1000)
+    slow = faulty("sleep", seconds=0.01, repeat=True)
+    collector = kind([slow] * 2, frames_per_batch=1000)
     pids = collector.worker_pids
     before = signal.signal(signal.SIGUSR1, lambda *_: collector.shutdown(1000))
     try:

@@ -10,14 +10,17 @@ from typing import Any
 
 import psutil
 import pytest
-from fault_tools import KINDS, constant, faulty_once, kill, next_from
+import torch
+from fault_tools import KINDS, faulty_once, kill, next_from
 from support.clocks import LIMIT, Clock, hangs_in_c
-from support.processes import suspend, wait_until_gone
-from support.scripts import run_python
+from support.processes import wait_until_gone
+from support.scripts import run_mounted, run_python
 from workloads.counting import CountingEnv, Fault, stuck
 
-from marl_collect.collectors import MultiSyncCollector
+from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
 from marl_collect.errors import WorkerError
+from marl_collect.models import make_policy
+from marl_collect.processes.worker_handle import resident_bytes
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -61,54 +64,27 @@ def test_a_worker_that_fails_is_replaced(
         assert len(stats["cut_trajectories"]) == 1 or fault.phase == "reset"
 
 
-@pytest.mark.parametrize("silenced", [False, True])
+@pytest.mark.parametrize("level", [logging.NOTSET, logging.ERROR])
 def test_a_restart_is_logged_and_can_be_silenced(
-    silenced: bool,
+    level: int,
+    request: pytest.FixtureRequest,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     factory = faulty_once(tmp_path / "failed", "raise", "step", at=25)
+    options: Any = {"frames_per_batch": 20, "on_worker_failure": "restart"}
     log = logging.getLogger("marl_collect")
-    log.setLevel(logging.ERROR if silenced else logging.NOTSET)
-    try:
-        with MultiSyncCollector(
-            [CountingEnv, factory], frames_per_batch=20, on_worker_failure="restart"
-        ) as collector:
-            while collector.stats()["restarts"] < 1:
-                collector.next()
-    finally:
-        log.setLevel(logging.NOTSET)
-    records = [r for r in caplog.records if r.name.startswith("marl_collect.")]
-    assert len(records) == (0 if silenced else 1)
-    for record in records:
-        assert record.getMessage().startswith("Restarting: Worker 1 (pid ")
-        assert "fault in step" in record.getMessage()
-    assert capfd.readouterr().err == ""  # Only handlers of the user print.
-
-
-def test_a_worker_that_reads_nothing_of_a_large_message_is_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = Clock(monkeypatch)
-    policy: Any = constant()
-    with MultiSyncCollector(
-        [CountingEnv] * 2,
-        policy,
-        frames_per_batch=20,
-        on_worker_failure="restart",
-        timeout=LIMIT,
-    ) as collector:
-        for _ in range(2):  # All slots are mapped.
+    request.addfinalizer(lambda: log.setLevel(logging.NOTSET))
+    log.setLevel(level)
+    with MultiSyncCollector([CountingEnv, factory], **options) as collector:
+        while collector.stats()["restarts"] < 1:
             collector.next()
-        policy.module.large_setting = bytes(5_000_000)
-        collector.update_policy_weights_()
-        pids = collector.worker_pids
-        suspend(pids[1])
-        clock.runs_when = lambda: clock.quiet == {1} and collector.worker_pids == pids
-        collector.next()
-        assert collector.stats()["restarts"] == 1
-        collector.next()
+    assert len(caplog.messages) == (level == logging.NOTSET)
+    for text in caplog.messages:
+        assert text.startswith("Restarting: Worker 1 (pid ")
+        assert "fault in step" in text
+    assert capfd.readouterr().err == ""  # Only handlers of the user print.
 
 
 @every_kind
@@ -198,3 +174,120 @@ def test_restarts_leak_nothing() -> None:
     assert len(counts) == 4, process.stderr
     for before, after in zip(counts[::2], counts[1::2], strict=True):
         assert after <= before + 2
+
+
+# Memory: a small /dev/shm, and workers that grow
+
+
+MIB = 1 << 20
+LEAK = 2 * MIB  # Per step.
+ROOM = 50 * LEAK  # Above what a healthy worker takes, which varies by some MiB.
+
+SMALL = """
+import os
+from functools import partial
+from marl_collect import MultiAsyncCollector, MultiSyncCollector, ParallelEnv
+from workloads.counting import CountingEnv
+
+files = os.statvfs("/dev/shm")
+assert files.f_bavail * files.f_frsize <= 1 << 20
+factory = partial(CountingEnv, image=(64, 64, 3))
+
+def collect(kind):
+    with kind([factory] * 2, frames_per_batch=400) as collector:
+        return collector.next().clone()
+
+def step():
+    with ParallelEnv(64, factory, num_processes=2) as env:
+        return env.rollout(4)
+
+def check(name, data):
+    image = data["hunter", "observation", "image"]
+    assert image.numel() > 1 << 20, image.shape
+    assert image.float().std() > 0
+    print(name)
+
+check("sync", collect(MultiSyncCollector))
+check("async", collect(MultiAsyncCollector))
+check("env", step())
+"""
+
+
+@pytest.mark.mounts
+@pytest.mark.timeout(300)  # Three interpreters import torch, one after the other.
+def test_a_small_dev_shm_does_not_matter() -> None:
+    """Row 11: /dev/shm has 1 MiB, and shared memory takes more."""
+    process = run_mounted("/dev/shm", SMALL, mebibytes=1, timeout=250)
+    assert process.stdout.split() == ["sync", "async", "env"], process.stderr
+
+
+_LEAKED: list[bytearray] = []
+
+
+def leak() -> None:
+    """Allocate some more memory and write to it, so it is resident."""
+    _LEAKED.append(bytearray(b"x") * LEAK)
+
+
+def leaky() -> CountingEnv:
+    return CountingEnv(fault=Fault(leak, "step", repeat=True))
+
+
+def run(kind: Any, factory: Any, limit: int | None, **options: Any) -> Any:
+    policy = make_policy(CountingEnv(), num_cells=(4,))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for parameter in policy.parameters():
+            torch.nn.init.normal_(parameter)
+    with kind(
+        [factory] * 2,
+        policy,
+        frames_per_batch=40,
+        seed=0,
+        max_worker_rss=limit,
+        track_policy_version=True,
+        **options,
+    ) as collector:
+        rows: dict[int, list[Any]] = {0: [], 1: []}
+        largest = 0
+        while min(map(len, rows.values())) < 6:
+            for row in collector.next().clone():
+                environment = int(row["collector", "traj_ids"][0]) >> 32
+                rows[environment].append(row)
+            for pid in collector.worker_pids:
+                largest = max(largest, resident_bytes(pid))
+            collector.update_policy_weights_()
+        return rows, collector.stats(), largest
+
+
+MODES = [
+    (MultiSyncCollector, {}),
+    (MultiSyncCollector, {"prefetch": True}),
+    (MultiAsyncCollector, {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), MODES, ids=["sync", "prefetch", "async"])
+def test_a_worker_that_grows_is_replaced_without_changing_the_data(
+    kind: Any, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Row 35: each step leaks, and some batches reach the limit."""
+    expected, stats, normal = run(kind, CountingEnv, None, **options)
+    assert stats["recycled"] == 0
+    assert caplog.messages == []
+    caplog.set_level(logging.INFO, "marl_collect")
+    batch = 20 if kind is MultiSyncCollector else 40
+    actual, stats, largest = run(kind, leaky, normal + ROOM, **options)
+    assert stats["recycled"] >= 2
+    assert len(caplog.messages) == stats["recycled"]
+    text = "Worker {} exceeds max_worker_rss and is replaced."
+    assert set(caplog.messages) <= {text.format(0), text.format(1)}
+    assert stats["restarts"] == 0
+    assert stats["cut_trajectories"] == []
+    # Checked after a batch, and with an unfinished batch.
+    assert largest < normal + ROOM + 3 * batch * LEAK
+    for environment, rows in expected.items():
+        for row, other in zip(rows[:6], actual[environment][:6], strict=True):
+            versions = ("policy_version", ("next", "policy_version"))
+            apart = versions if kind is MultiAsyncCollector else ()
+            assert (row.exclude(*apart) == other.exclude(*apart)).all()

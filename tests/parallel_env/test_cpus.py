@@ -1,12 +1,21 @@
 """The number of usable processors: affinity and control groups of both versions."""
 
 import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.processes import SOON
+from support.scripts import run_python
 
+from marl_collect.parallel_env import cpus
 from marl_collect.parallel_env.cpus import effective_cpus, is_rationed
 from marl_collect.processes import cgroups
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="this system has no affinities"
+)
 
 ALLOWED = len(os.sched_getaffinity(0))
 HALF, NO_LIMIT, AS_MANY = "50000 100000", "max 100000", f"{ALLOWED * 100000} 100000"
@@ -56,3 +65,96 @@ def test_affinity_of_one_processor_counts() -> None:
         assert effective_cpus() == 1
     finally:
         os.sched_setaffinity(0, before)
+
+
+# Pinning: only if there are exactly as many workers as processors
+
+
+SCRIPT = """
+import os
+from marl_collect import ParallelEnv
+from marl_collect.parallel_env.cpus import is_rationed
+from workloads.counting import CountingEnv
+
+two = sorted(os.sched_getaffinity(0))[:2]
+os.sched_setaffinity(0, two)
+
+class Where(CountingEnv):
+    allowed = property(lambda self: os.sched_getaffinity(0))
+
+def found(processes, **options):
+    with ParallelEnv(processes, Where, num_processes=processes, **options) as env:
+        mine = list(env.allowed)
+    assert os.sched_getaffinity(0) == set(two), "the trainer is pinned"
+    return mine
+
+several, all_of_them = len(two) == 2 and not is_rationed(), set(two)
+assert found(2) == ([{one} for one in two] if several else [all_of_them] * 2)
+assert found(1) == [all_of_them]
+assert found(3) == [all_of_them] * 3
+assert found(2, num_sub_threads=2) == [all_of_them] * 2
+assert found(2, pin_processes=False) == [all_of_them] * 2
+"""
+
+
+def test_each_process_is_pinned_to_one_processor() -> None:
+    # A fork server that was started earlier would have all processors.
+    process = run_python("-c", SCRIPT, interpreter=True)
+    assert process.returncode == 0, process.stderr
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_workers_are_pinned_if_each_processor_has_one(
+    monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    allowed, chosen = frozenset({4, 5, 7}), list[set[int]]()
+    monkeypatch.setattr(cpus, "is_rationed", lambda: False)
+    monkeypatch.setattr(cpus, "affinity", lambda: allowed)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: chosen.append(cores))
+    results = [cpus.pin(worker, workers, allowed) for worker in range(workers)]
+    assert results == [workers == 3] * workers
+    assert chosen == ([{4}, {5}, {7}] if workers == 3 else [])
+
+
+def pinned(before: frozenset[int]) -> list[Any]:
+    """Return what `pin` says to the last of as many as processors, and its outcome."""
+    allowed = os.sched_getaffinity(0)
+    results: list[Any] = []
+
+    def look() -> None:
+        is_pinned = cpus.pin(len(allowed) - 1, len(allowed), before)
+        results.extend([is_pinned, os.sched_getaffinity(0)])
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join(SOON)
+    assert os.sched_getaffinity(0) == allowed, "more than the thread is pinned"
+    return results
+
+
+@pytest.mark.parametrize("rationed", [False, True])
+def test_a_thread_is_pinned_unless_processor_time_is_limited(
+    monkeypatch: pytest.MonkeyPatch, rationed: bool
+) -> None:
+    monkeypatch.setattr(cpus, "is_rationed", lambda: rationed)
+    allowed = cpus.affinity()
+    cores = {max(allowed)} if len(allowed) > 1 and not rationed else allowed
+    assert pinned(allowed) == [cores != allowed, cores]
+
+
+def test_an_affinity_set_by_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpus, "is_rationed", lambda: False)
+    allowed = cpus.affinity()
+    assert pinned(allowed | {max(allowed) + 1}) == [False, allowed]
+
+
+def test_a_sandbox_that_forbids_pinning_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(cpus, "is_rationed", lambda: False)
+    monkeypatch.setattr(os, "sched_setaffinity", forbidden)
+    allowed = cpus.affinity()
+    assert pinned(allowed) == [False, allowed]

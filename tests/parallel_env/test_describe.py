@@ -42,18 +42,15 @@ def test_an_error_of_the_factory_is_raised_unchanged() -> None:
         describe(lambda: CountingEnv(fault=Fault("raise", "create")))
 
 
-def test_instance_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        *(({"start_method": m}, f"start_me.*{m}") for m in ("fork", "Spawn", "thread")),
+        *(({"timeout": t}, "^timeout must be a positive number") for t in (0, -1.0)),
+    ],
+)
+def test_wrong_arguments_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        describe(CountingEnv, **options)
     with pytest.raises(TypeError, match="lambda"):
         describe(CountingEnv())  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("start_method", ["fork", "Spawn", "thread"])
-def test_an_unknown_start_method_is_refused(start_method: Any) -> None:
-    with pytest.raises(ValueError, match=f"start_method.*{start_method}"):
-        describe(CountingEnv, start_method=start_method)
-
-
-@pytest.mark.parametrize("seconds", [0, -1.0])
-def test_a_time_limit_that_is_not_positive_is_refused(seconds: float) -> None:
-    with pytest.raises(ValueError, match="^timeout must be a positive number"):
-        describe(CountingEnv, timeout=seconds)

@@ -2,17 +2,17 @@
 
 import os
 import signal
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.clocks import LIMIT, Clock, beside, waits
-from support.processes import suspend, wait_until, wait_until_gone
-from workloads.counting import CountingEnv, Fault
+from support.processes import suspend, wait_until
+from workloads.counting import CountingEnv, CountingError, Fault
 
-from marl_collect.errors import ClosedError, WorkerError
+from marl_collect.collectors import MultiSyncCollector
+from marl_collect.errors import WorkerError
 from marl_collect.parallel_env import ParallelEnv
 
 
@@ -32,21 +32,6 @@ def pending(env: ParallelEnv) -> list[int]:
     engine: Any = env.engine()
     processes: list[int] = engine._processes.signals.pending(0)
     return processes
-
-
-def one_of_three(fault: Fault) -> list[Callable[[], CountingEnv]]:
-    """Return two healthy environments and, in their middle, one with a fault."""
-    healthy = lambda: CountingEnv(deaths=False)  # noqa: E731
-    return [healthy, lambda: CountingEnv(deaths=False, fault=fault), healthy]
-
-
-def assert_closed(env: ParallelEnv, pids: Sequence[int]) -> None:
-    assert env.is_closed
-    with pytest.raises(ClosedError):
-        env.reset()
-    env.close()
-    assert env.is_closed
-    wait_until_gone(pids)
 
 
 def test_a_process_killed_while_it_waits_is_noticed_by_the_next_step() -> None:
@@ -111,3 +96,14 @@ def test_an_interrupted_step_is_finished_by_the_next_call(tmp_path: Path) -> Non
         assert (
             env.rand_step(after)["next", "hunter", "observation"][..., 1] == 1
         ).all()
+
+
+def test_an_error_inside_a_workers_processes_reaches_the_trainer() -> None:
+    faulty = lambda: CountingEnv(fault=Fault("raise", "step", at=3))  # noqa: E731
+    collector = MultiSyncCollector(
+        [lambda: ParallelEnv(2, faulty)], None, frames_per_batch=40
+    )
+    with pytest.raises(CountingError) as excinfo:
+        next(iter(collector))
+    assert isinstance(excinfo.value.__cause__, WorkerError)
+    collector.shutdown()

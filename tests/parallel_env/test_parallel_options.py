@@ -2,14 +2,16 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from workloads.counting import CountingEnv
 
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
 from marl_collect.parallel_env import options as module
 from marl_collect.parallel_env.cpus import effective_cpus
+from marl_collect.parallel_env.env_processes import spread_rows
 from marl_collect.parallel_env.options import ParallelOptions
 
 
@@ -53,51 +55,37 @@ def test_wrong_types_and_names_are_refused(options: dict[str, Any], words: str) 
         ParallelEnv(4, CountingEnv, **options)
 
 
-def test_integers_of_numpy_are_accepted() -> None:
-    n_envs: Any = np.int64(2)
-    n_processes: Any = np.int64(1)
-    with ParallelEnv(n_envs, CountingEnv, num_processes=n_processes) as env:
-        assert env.batch_size == (2,)
+MUST: Any = (ValueError, "num_workers must be an integer")
+REFUSED: list[tuple[Any, ...]] = [
+    (2, CountingEnv(), TypeError, r"`lambda: CountingEnv\(\.\.\.\)`"),
+    (2, [CountingEnv, CountingEnv()], TypeError, r"create_env_fn\[1\]"),
+    *((0, CountingEnv, *MUST), (-1, CountingEnv, *MUST)),
+    *((number, CountingEnv, TypeError, MUST[1]) for number in (2.0, True)),
+    (4, [CountingEnv] * 2, ValueError, "has 2 factories, but num_workers"),
+    (
+        2,
+        [CountingEnv, lambda: CountingEnv(n_hunters=4)],
+        ValueError,
+        "same groups and spaces",
+    ),
+    (2, lambda: 3, TypeError, "factory of environment 0 must return"),
+    (1, lambda: SerialEnv(2, CountingEnv), TypeError, "the batch SerialEnv"),
+]
+
+
+@pytest.mark.parametrize(("number", "factories", "error", "words"), REFUSED)
+@pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
+def test_factories_that_make_no_batch_are_refused(
+    kind: Any, number: Any, factories: Any, error: Any, words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        kind(number, factories)
 
 
 @pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
-class TestFactories:
-    def test_an_instance_is_refused_with_the_factory_to_write(self, kind: Any) -> None:
-        with pytest.raises(TypeError, match=r"`lambda: CountingEnv\(\.\.\.\)`"):
-            kind(2, CountingEnv())
-
-    def test_an_instance_in_a_list_is_refused_by_its_place(self, kind: Any) -> None:
-        with pytest.raises(TypeError, match=r"create_env_fn\[1\]"):
-            kind(2, [CountingEnv, CountingEnv()])
-
-    @pytest.mark.parametrize("number", [0, -1, 2.0, True])
-    def test_the_number_of_environments_must_be_positive(
-        self, kind: Any, number: Any
-    ) -> None:
-        error = ValueError if type(number) is int else TypeError
-        with pytest.raises(error, match="num_workers must be an integer"):
-            kind(number, CountingEnv)
-
-    def test_a_list_must_have_one_factory_per_environment(self, kind: Any) -> None:
-        with pytest.raises(ValueError, match="has 2 factories, but num_workers"):
-            kind(4, [CountingEnv] * 2)
-
-    def test_a_list_of_kwargs_must_have_one_per_environment(self, kind: Any) -> None:
-        with pytest.raises(ValueError, match="create_env_kwargs has 1 entries"):
-            kind(2, CountingEnv, create_env_kwargs=[{}])
-
-    def test_environments_must_be_alike(self, kind: Any) -> None:
-        factories = [CountingEnv, lambda: CountingEnv(n_hunters=4)]
-        with pytest.raises(ValueError, match="same groups and spaces"):
-            kind(2, factories)
-
-    def test_a_factory_must_return_an_environment(self, kind: Any) -> None:
-        with pytest.raises(TypeError, match=r"factory of environment 0 must return"):
-            kind(2, lambda: 3)
-
-    def test_a_factory_must_not_return_a_batch(self, kind: Any) -> None:
-        with pytest.raises(TypeError, match="the batch SerialEnv"):
-            kind(1, lambda: SerialEnv(2, CountingEnv))
+def test_a_list_of_kwargs_must_have_one_per_environment(kind: Any) -> None:
+    with pytest.raises(ValueError, match="create_env_kwargs has 1 entries"):
+        kind(2, CountingEnv, create_env_kwargs=[{}])
 
 
 def test_the_number_of_processes_follows_from_the_arguments() -> None:
@@ -178,3 +166,35 @@ def test_a_single_environment_may_stay_in_this_process(number: int, kind: Any) -
         assert env.rollout(3).shape == (number, 3)
     with pytest.raises(TypeError, match="serial_for_single must be True or False"):
         start(1, CountingEnv, serial_for_single=1)
+
+
+# Each environment has one process, groups are contiguous, loads are even
+
+
+@given(
+    environments=st.integers(1, 40),
+    processes=st.integers(1, 12),
+    groups=st.integers(1, 4),
+)
+def test_environments_are_spread_evenly(
+    environments: int, processes: int, groups: int
+) -> None:
+    processes, groups = min(processes, environments), min(groups, environments)
+    rows = spread_rows(environments, processes, groups)
+    assert len(rows) == groups
+    assert all(any(map(len, group)) for group in rows)
+    indices = [k for group in rows for part in group for k in part]
+    assert indices == list(range(environments))
+    loads = [sum(len(group[p]) for group in rows) for p in range(processes)]
+    assert max(loads) - min(loads) <= 1
+    assert min(loads) >= 1
+
+
+def test_each_process_has_a_share_of_every_group() -> None:
+    first, second = spread_rows(8, 2, 2)
+    assert first == [range(2), range(2, 4)]
+    assert second == [range(4, 6), range(6, 8)]
+
+
+def test_the_next_process_gets_the_next_spare_environment() -> None:
+    assert spread_rows(2, 2, 2) == [[range(1), range(1, 1)], [range(1, 1), range(1, 2)]]

@@ -9,14 +9,6 @@ from workloads.counting import CountingEnv, CountingError, Fault
 from marl_collect.parallel_env import SerialEnv
 
 
-def test_each_environment_has_its_own_factory_and_kwargs() -> None:
-    kwargs = [{"min_length": 3, "max_length": 3}, {"min_length": 9, "max_length": 9}]
-    factories: Any = [lambda **k: CountingEnv(deaths=False, **k)] * 2
-    with SerialEnv(2, factories, create_env_kwargs=kwargs) as env:
-        frames = env.rollout(20, break_when_any_done=False, break_when_all_done=True)
-        assert frames["next", "done"].int().argmax(1).flatten().tolist() == [2, 8]
-
-
 def test_it_gives_the_same_data_as_its_environments_alone() -> None:
     """Environment 0 of a batch has the seeds of a single environment."""
     with SerialEnv(3, CountingEnv) as batch, CountingEnv() as single_env:
@@ -31,14 +23,6 @@ def test_it_gives_the_same_data_as_its_environments_alone() -> None:
                 root[group, "action"] = group_actions[frame]
             step, root = single_env.step_and_maybe_reset(root)
             assert (step == rollout[0, frame]).all()
-
-
-@pytest.mark.torchrl_defect("D15")
-def test_environments_have_different_seeds() -> None:
-    with SerialEnv(4, CountingEnv) as env:
-        env.set_seed(0)
-        root = env.reset()
-        assert len(root["hunter", "observation"][:, 0, 3].unique()) == 4
 
 
 def test_environments_built_before_an_error_are_closed() -> None:

@@ -3,7 +3,6 @@
 import ctypes
 import importlib.util
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -74,19 +73,6 @@ def test_a_new_worker_has_its_name_its_threads_and_no_large_library(
     with WorkerPool(obey, [0, 1], preload=preload, **options) as pool:
         pool.send(1, look)
         assert pool.receive() == (1, ("pool-1\n", "3", set()))
-
-
-def test_workers_ignore_ctrl_c_and_die_of_sigterm(any_pool: WorkerPool) -> None:
-    any_pool.broadcast(
-        lambda worker, argument: (
-            signal.getsignal(signal.SIGINT),
-            signal.getsignal(signal.SIGTERM),
-            signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-        )
-    )
-    for _ in range(3):
-        _, handlers = any_pool.receive()
-        assert handlers == (signal.SIG_IGN, signal.SIG_DFL, set())
 
 
 @pytest.mark.torchrl_defect("D15")

@@ -301,20 +301,6 @@ tell(server, *pool.pids)
     assert_gone(pidfds)
 
 
-def test_exiting_with_stuck_workers_has_a_time_limit(run: Run) -> None:
-    process, pidfds = run(
-        """
-pool = WorkerPool(obey, [0, 1], start_method=start_method)
-make_stuck(pool)
-tell(*pool.pids)
-"""
-    )
-    assert_gone(pidfds, SOON / 2)
-    _, errors = process.communicate(timeout=SOON)
-    assert process.returncode == 0
-    assert errors == ""
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -324,7 +310,7 @@ tell(*pool.pids)
     ids=["learn", "start"],
 )
 def test_ctrl_c_gives_one_traceback_and_leaves_no_process(run: Run, body: str) -> None:
-    """Batches and a shutdown are interrupted in ``test_matrix_interrupts.py``."""
+    """Batches and a shutdown are interrupted in ``test_matrix_workers.py``."""
     process, pidfds = run(
         f"""
 def ignore(worker, argument):
@@ -376,31 +362,6 @@ tell("done")
         os.killpg(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=SOON)
     assert (process.returncode, output, errors) == (0, "done\n", "")
-
-
-def test_a_small_file_limit_is_named_and_leaves_no_process(run: Run) -> None:
-    process, _ = run(
-        """
-import resource
-tell(os.getpid())
-resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
-with WorkerPool(obey, [0], start_method=start_method) as pool:
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(2):
-        try:
-            WorkerPool(obey, list(range(40)), start_method=start_method)
-        except OSError as error:
-            print(error)
-    assert len(os.listdir("/proc/self/fd")) == before
-    pool.send(0, lambda worker, argument: "still works")
-    print(pool.receive())
-"""
-    )
-    output, errors = process.communicate(timeout=SOON)
-    assert errors == ""
-    lines = output.splitlines()
-    assert all("ulimit -n" in line for line in lines[:2]), output
-    assert lines[2:] == ["(0, 'still works')"]
 
 
 @pytest.mark.parametrize("path", [None, ""])

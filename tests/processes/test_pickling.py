@@ -134,10 +134,6 @@ NOT_IMPORTED: Final = {
         import runpy
         runpy.run_path("away/running.py")
     """,
-    "run by runpy under a name": """
-        import runpy
-        runpy.run_path("away/running.py", run_name="study")
-    """,
     "the script itself": """
         exec(open("away/tools.py").read())
         use(sys.modules["__main__"])
@@ -146,12 +142,6 @@ NOT_IMPORTED: Final = {
         import types
         tools = sys.modules["tools"] = types.ModuleType("tools")
         exec(open("away/tools.py").read(), vars(tools))
-        use(tools)
-    """,
-    "in a folder that has left sys.path": """
-        sys.path.insert(0, "away")
-        import tools
-        sys.path.remove("away")
         use(tools)
     """,
     "in a folder that leaves sys.path between two pools": """

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from pool_tools import await_message, obey
-from support.clocks import LIMIT, Clock
 from support.processes import SOON, wait_until
 
 from marl_collect.errors import WorkerError
@@ -134,26 +133,6 @@ def test_a_main_that_cannot_be_unpickled_fails_with_its_traceback(
         pool.receive()
     assert isinstance(excinfo.value.__cause__, WorkerError)
     assert excinfo.value.__cause__.phase == "start"
-
-
-def test_a_slow_start_is_under_its_own_limit(
-    start_method: StartMethod, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def main(worker: Any, seconds: float) -> None:
-        worker.line.enter(Phase.CREATE)
-        threading.Event().wait(seconds)
-        worker.send("up")
-        worker.receive()
-
-    with WorkerPool(main, [1.0], start_method=start_method, timeout=0.2) as pool:
-        assert pool.receive() == (0, "up")
-    clock = Clock(monkeypatch)
-    with WorkerPool(
-        main, [1e3], start_method=start_method, start_timeout=LIMIT
-    ) as pool:
-        clock.runs_when = lambda: pool.status_board.lines[0].phase is Phase.CREATE
-        with pytest.raises(WorkerError, match="hung 100 s in create"):
-            pool.receive()
 
 
 def test_the_progress_of_a_worker_can_be_read_at_any_time(pool: WorkerPool) -> None:

@@ -23,7 +23,6 @@ from pool_tools import (
     hold,
     obey,
     receive_within,
-    wait_for_phase,
 )
 from support.clocks import LIMIT, Clock, beside, wait_for_ends
 from support.processes import SOON, suspend
@@ -118,21 +117,6 @@ def test_a_main_function_that_returns_early_is_reported(
         pytest.raises(WorkerError, match="ended unexpectedly in close: exit code 0"),
     ):
         pool.receive()
-
-
-def test_messages_of_a_worker_are_delivered_before_its_death(pool: WorkerPool) -> None:
-    def send_and_die(worker: Any, argument: Any) -> None:
-        for i in range(10):
-            worker.send(i)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    expected = 10
-    pool.send(0, send_and_die)
-    with pytest.raises(WorkerError, match="SIGKILL"):  # noqa: PT012
-        for i in range(11):
-            assert pool.receive() == (0, i)
-            expected -= 1
-    assert expected == 0
 
 
 def promise_much(worker: WorkerContext, then: Callable[[], None]) -> None:
@@ -303,25 +287,6 @@ def test_check_sees_a_failure_and_a_death_and_keeps_messages(pool: WorkerPool) -
     with pytest.raises(WorkerError, match="Worker 1"):
         pool.check([1])
     assert pool.receive([2]) == (2, "kept")
-
-
-def test_a_restarted_worker_takes_the_place_of_the_old_one(
-    any_pool: WorkerPool,
-) -> None:
-    be_up(any_pool)
-    before = any_pool.pids
-    any_pool.send(1, hang)
-    wait_for_phase(any_pool, 1, Phase.STEP)
-    any_pool.restart(1, "new")
-    assert exit_codes(any_pool) == (None, None, None)
-    any_pool.broadcast(lambda worker, argument: argument)
-    assert sorted(any_pool.receive() for _ in range(3)) == [
-        (0, "a"),
-        (1, "new"),
-        (2, "c"),
-    ]
-    assert any_pool.pids[0] == before[0]
-    assert any_pool.pids[1] != before[1]
 
 
 def test_a_restart_forgets_the_old_failure_and_keeps_the_steps(

@@ -29,25 +29,6 @@ LIMIT: Final = 100.0
 """Seconds of `Clock` after which a worker counts as hung."""
 
 
-class LeapingClock:
-    """Replaces ``time.monotonic`` in this process; other processes do not see it.
-
-    Use it with ``monkeypatch.setattr(time, "monotonic", clock.monotonic)``.
-    """
-
-    def __init__(self) -> None:
-        self._real: Final = time.monotonic
-        self._ahead = 0.0
-
-    def monotonic(self) -> float:
-        """Return the seconds of the real clock, plus those that were leapt over."""
-        return self._real() + self._ahead
-
-    def leap(self, seconds: float) -> None:
-        """Let that many seconds pass at once."""
-        self._ahead += seconds
-
-
 class Clock:
     """Replaces the clock of the search for hung workers; it stands still at first.
 
@@ -93,16 +74,12 @@ class Clock:
             self.now += LIMIT / 4
         return self.now
 
-    def wait_for_search(self) -> None:
-        """Wait until a whole search has been made from now on."""
-        target = self.readings + 2
-        wait_until(lambda: self.readings >= target)
-
     def pass_slowly(self, seconds: float) -> None:
         """Let seconds pass, a quarter of them between two searches."""
         for _ in range(4):
             self.now += seconds / 4
-            self.wait_for_search()
+            target = self.readings + 2  # Until then a whole search has been made.
+            wait_until(lambda target=target: self.readings >= target)  # type: ignore[misc]
 
 
 class ClosingClock:

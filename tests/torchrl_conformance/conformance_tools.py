@@ -184,14 +184,8 @@ def _serial(implementation: Implementation, size: int, make: Any) -> Any:
 NAMES = {
     "marl_collect": {
         "marl_collect": (
-            "Collector",
-            "MultiSyncCollector",
-            "MultiAsyncCollector",
-            "SerialEnv",
-            "ParallelEnv",
-            "ExplorationType",
-            "MarlGroupMapType",
-            "RandomPolicy",
+            *("Collector", "MultiSyncCollector", "MultiAsyncCollector", "SerialEnv"),
+            *("ParallelEnv", "ExplorationType", "MarlGroupMapType", "RandomPolicy"),
             "split_trajectories",
         ),
         "marl_collect.envs": ("PettingZooWrapper", "MeltingpotEnv"),
@@ -199,15 +193,10 @@ NAMES = {
     },
     "torchrl": {
         "torchrl.collectors": (
-            "Collector",
-            "MultiSyncCollector",
-            "MultiAsyncCollector",
+            *("Collector", "MultiSyncCollector", "MultiAsyncCollector"),
         ),
         "torchrl.envs": (
-            "SerialEnv",
-            "ParallelEnv",
-            "PettingZooWrapper",
-            "MeltingpotEnv",
+            *("SerialEnv", "ParallelEnv", "PettingZooWrapper", "MeltingpotEnv"),
         ),
         "torchrl.envs.utils": ("ExplorationType", "MarlGroupMapType", "RandomPolicy"),
         "torchrl.collectors.utils": ("split_trajectories",),

@@ -265,6 +265,7 @@ def test_the_policy_acts_with_the_exploration_type(
     assert types == {expected}
 
 
+@pytest.mark.torchrl_defect("D17")
 def test_a_reset_begins_new_trajectories(implementation: Any) -> None:
     collector = implementation.collector(None, None, frames_per_batch=6)
     collection = iter(collector)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from marl_collect.processes.shared_memory import Segment
 from marl_collect.weights.layout import WeightLayout, check_same_weights
 from marl_collect.weights.shared import WeightVector, mapped
 
@@ -73,40 +72,12 @@ def test_every_kind_of_tensor_is_copied_and_copied_again_after_a_change(
     assert not copies.read(copies.write(tensor))[0].any()
 
 
-def test_replaced_memory_is_read(opened: list[WeightVector]) -> None:
-    weight = nn.Parameter(torch.zeros(3))
-    copies = Copies(opened, weight)
-    copies.write(weight)
-    weight.data = torch.ones(3)
-    assert copies.read(copies.write(weight))[0].tolist() == [1.0, 1.0, 1.0]
-
-
 def test_another_shape_or_dtype_is_an_error_that_names_the_tensor() -> None:
     layout = layout_of(first=torch.zeros(3), second=torch.zeros(2))
     layout.check([torch.ones(3), torch.ones(2)], "It")
     for other in (torch.ones(1), torch.ones(2, dtype=torch.float64)):
         with pytest.raises(ValueError, match=r"^It must .*but second is .*\(2,\)"):
             layout.check([torch.ones(3), other], "It")
-
-
-def test_tensors_copied_by_torch_and_by_bytes_can_be_mixed(
-    opened: list[WeightVector],
-) -> None:
-    view = torch.arange(4.0).reshape(2, 2).T
-    copies = Copies(opened, torch.zeros(2), view)
-    for _ in range(2):
-        first, second = copies.read(copies.write(torch.ones(2), view))
-        assert first.tolist() == [1.0, 1.0]
-        assert torch.equal(second, view)
-        view.add_(1.0)
-
-
-def test_another_view_of_the_same_memory_is_noticed(opened: list[WeightVector]) -> None:
-    weight = nn.Parameter(torch.arange(4.0).reshape(2, 2))
-    copies = Copies(opened, weight)
-    copies.write(weight)
-    weight.data = weight.data.T
-    assert torch.equal(copies.read(copies.write(weight))[0], weight.detach())
 
 
 def test_a_place_that_is_used_is_never_written(opened: list[WeightVector]) -> None:
@@ -133,23 +104,6 @@ def test_a_worker_publishes_its_own_weights(opened: list[WeightVector]) -> None:
     copies.own[0].zero_()
     assert place == 1
     assert copies.read(place)[0].tolist() == [7.0, 7.0]
-
-
-def test_memory_that_is_missing_changes_no_place(
-    opened: list[WeightVector], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copies = Copies(opened, torch.zeros(2))
-    copies.write(torch.ones(2))
-
-    def create(*_: Any) -> Any:
-        raise MemoryError("no memory is left")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Segment, "create", create)
-        with pytest.raises(MemoryError, match="no memory is left"):
-            copies.write(torch.zeros(2), used={0})
-    assert copies.read(0)[0].tolist() == [1.0, 1.0]
-    assert copies.write(torch.zeros(2), used={0}) == 1
 
 
 @pytest.mark.parametrize(

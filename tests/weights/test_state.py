@@ -33,20 +33,13 @@ from torch.nn.utils import parametrizations
 from torchrl.data import Bounded, OneHot
 from torchrl.modules import (
     MLP,
-    AdditiveGaussianModule,
-    ConvNet,
     EGreedyModule,
-    GRUModule,
     LSTMModule,
-    MultiAgentConvNet,
     MultiAgentMLP,
-    NoisyLinear,
     OrnsteinUhlenbeckProcessModule,
     ProbabilisticActor,
     QMixer,
-    QValueActor,
     TanhNormal,
-    VDNMixer,
 )
 from workloads.counting import CountingEnv
 
@@ -374,14 +367,9 @@ def td(module: nn.Module, *out: str) -> TensorDictModule:
     return TensorDictModule(module, ["x"], [*out])
 
 
-def actor(distribution: Any, names: list[str], net: nn.Module) -> nn.Module:
-    return ProbabilisticActor(
-        td(net, *names), in_keys=names, distribution_class=distribution
-    )
-
-
-def gaussian() -> nn.Module:
-    return nn.Sequential(nn.Linear(2, 4), NormalParamExtractor())
+def actor() -> nn.Module:
+    net = td(nn.Sequential(nn.Linear(2, 4), NormalParamExtractor()), "loc", "scale")
+    return ProbabilisticActor(net, ["loc", "scale"], distribution_class=TanhNormal)
 
 
 LAYERS: list[nn.Module] = [
@@ -429,8 +417,6 @@ KINDS: dict[str, Callable[[], Any]] = {
     ),
     "MLP": lambda: MLP(2, 2, num_cells=[4], dropout=0.5),
     "MLP after a call": lambda: after_a_call(MLP(2, 2, num_cells=[4]), 1, 2),
-    "ConvNet": lambda: ConvNet(2, num_cells=[2], kernel_sizes=2),
-    "NoisyLinear": lambda: NoisyLinear(2, 2),
     "MultiAgentMLP": lambda: MultiAgentMLP(
         2, 2, 2, centralised=True, share_params=False, num_cells=[4]
     ),
@@ -438,29 +424,14 @@ KINDS: dict[str, Callable[[], Any]] = {
         MultiAgentMLP(2, 2, 2, centralised=False, share_params=True, num_cells=[4]),
         *(1, 2, 2),
     ),
-    "MultiAgentConvNet": lambda: MultiAgentConvNet(
-        2, centralised=False, share_params=True, in_features=2, kernel_sizes=2
-    ),
-    "GRUModule": lambda: GRUModule(2, 2, in_key="x", out_key="y"),
     "LSTMModule": lambda: LSTMModule(2, 2, in_key="x", out_key="y"),
     "EGreedyModule": lambda: EGreedyModule(OneHot(2)),
-    "AdditiveGaussianModule": lambda: AdditiveGaussianModule(Bounded(-1, 1, (2,))),
     "OrnsteinUhlenbeckProcessModule": lambda: OrnsteinUhlenbeckProcessModule(
         Bounded(-1, 1, (2,))
     ),
-    "QValueActor": lambda: QValueActor(
-        nn.Linear(2, 2), in_keys=["x"], action_space="one_hot"
-    ),
-    "actor of Categorical": lambda: actor(
-        torch.distributions.Categorical, ["logits"], nn.Linear(2, 2)
-    ),
-    "actor of TanhNormal": lambda: actor(TanhNormal, ["loc", "scale"], gaussian()),
-    "VDNMixer": lambda: VDNMixer(2, torch.device("cpu")),
+    "actor of TanhNormal": actor,
     "QMixer": lambda: QMixer((2,), 4, 2, torch.device("cpu")),
     "make_policy": lambda: make_policy(CountingEnv()),
-    "make_policy of groups": lambda: make_policy(
-        CountingEnv(), share_params=False, centralised=True
-    ),
     "make_policy with memory": lambda: make_policy(CountingEnv(), recurrent="gru"),
     "numbers": lambda: holding([1, 2.5, True, None, 1j, "text", b"bytes", ...]),
     "containers": lambda: holding({"a": [({1}, frozenset("b")), deque([1])]}),
