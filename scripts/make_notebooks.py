@@ -53,12 +53,8 @@ def notebook(page: str, *, run: bool) -> str:
             cell |= {"execution_count": None, "outputs": next(printed)}
         cells.append(cell)
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    content = {
-        "cells": cells,
-        "metadata": {"kernelspec": kernel},
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
+    about = {"metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    content = {"cells": cells, **about}
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
