@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from marl_collect.training.results import Run
+from marl_collect.training.results import Run, mean_cpu_seconds
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "reproduce"
@@ -85,7 +85,7 @@ class Cell:
         task: of the runs.
         setup: of the runs.
         frames: of each run.
-        seconds: mean time of a run, spent collecting, training and evaluating.
+        cpu_seconds: mean of the runs.
         returns: mean return of each evaluation, by seed. Rewards are those of an agent
             in matrix games, where all are equal, and those of the team elsewhere.
     """
@@ -93,7 +93,7 @@ class Cell:
     task: str
     setup: str
     frames: int
-    seconds: float
+    cpu_seconds: float
     returns: list[list[float]]
 
     @property
@@ -128,18 +128,22 @@ def cell_of(runs: Sequence[Run]) -> Cell:
     """Return the cell of the finished runs of a setup.
 
     Raises:
-        ValueError: if a run is not finished, or if the evaluations differ in frames.
+        ValueError: if a run is not finished, if the evaluations differ in frames, or if
+            the CPU time of a run is not known.
     """
+    cpu_seconds = mean_cpu_seconds(runs)
     frames = {tuple(record.frames for record in run.evaluations) for run in runs}
     if any(run.best is None for run in runs) or len(frames) != 1:
         raise ValueError("The runs of a cell must be finished, with equal frames.")
+    if cpu_seconds is None:
+        raise ValueError("The CPU time of a run is not known: train this cell anew.")
     first = runs[0]
     per_agent = first.task.startswith("matrix/")
     return Cell(
         first.task,
         first.setup,
         first.evaluations[-1].frames,
-        statistics.fmean(sum(run.seconds.values()) for run in runs),
+        cpu_seconds,
         [
             [record.agent if per_agent else record.team for record in run.evaluations]
             for run in runs
@@ -208,8 +212,8 @@ maximum return is that of the evaluation whose mean over seeds is highest, and t
 average return is the mean over all evaluations of a run. Here the maximum is never that
 of untrained weights. Both have a 95 % interval over seeds (Student). The returns of
 matrix games are those of an agent. A reference agrees if it is in our interval of the
-maximum, or {tolerance:.0%} of it from our mean. Seconds are the time in which a run
-collected, trained and evaluated, whatever else the machine did meanwhile.
+maximum, or {tolerance:.0%} of it from our mean. CPU seconds are the mean of a run, of
+all threads of the process that trains and of the workers.
 
 {lengths}
 
@@ -223,7 +227,7 @@ _HEAD = (
     "maximum return",
     "average return",
     "frames",
-    "seconds",
+    "CPU seconds",
     "paper",
     "reference, run again",
 )
@@ -277,7 +281,7 @@ def _row(cell: Cell) -> tuple[str, ...]:
         _interval(cell.maximum),
         _interval(cell.average),
         f"{cell.frames:,}",
-        f"{cell.seconds:,.0f}",
+        f"{cell.cpu_seconds:,.0f}",
         _compared(cell, PUBLISHED.get(key)),
         _compared(cell, RERUN.get(key)),
     )

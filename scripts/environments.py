@@ -31,11 +31,8 @@ _HEAD = (
     "|---|---|---|---|---|---|\n"
 )
 
-_NAMED = 30
-"""Maximum number of tasks listed by name."""
-
-_LONGEST = 160
-"""Maximum length of a reason, in characters."""
+_NAMED = 30  # Maximum number of tasks listed by name.
+_LONGEST = 160  # Maximum length of a reason, in characters.
 
 
 def row(task: str) -> str:
@@ -51,14 +48,10 @@ def row(task: str) -> str:
     except Exception as error:  # noqa: BLE001 - the reason is what the table is for
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         return f"| {task} | | | | | {reason[:_LONGEST]} |".replace("||", "| |")
-    cells = [
-        task.replace("|", "\\|"),
-        "in turn" if turns else "simultaneously",
-        _agents(description),
-        _by_group(description, "observation"),
-        _by_group(description, "action"),
-        "passes",
-    ]
+    order = "in turn" if turns else "simultaneously"
+    by_group = (_by_group(description, name) for name in ("observation", "action"))
+    name = task.replace("|", r"\|")
+    cells = (name, order, _agents(description), *by_group, "passes")
     return f"| {' | '.join(cells)} |"
 
 

@@ -23,6 +23,7 @@ import contextlib
 import ctypes
 import errno
 import logging
+import math
 import os
 import select
 import signal
@@ -275,16 +276,30 @@ def folder_of(pid: int) -> Path | None:
 def state_of(pid: int) -> tuple[str, int]:
     """Return a process's state, such as "T" if it is stopped, and its parent.
 
-    "" and 0 where /proc does not tell, for example since it has ended; see proc(5).
+    "" and 0 where /proc does not tell, for example since it has ended.
     """
+    fields = _stat_of(pid)
+    return (fields[0], int(fields[1])) if fields else ("", 0)
+
+
+def cpu_seconds_of(pid: int) -> float:
+    """Return the CPU time of a process, of all threads; NaN where /proc tells none."""
+    fields = _stat_of(pid)
+    if not fields:
+        return math.nan
+    user, system = map(int, fields[11:13])
+    return (user + system) / os.sysconf("SC_CLK_TCK")
+
+
+def _stat_of(pid: int) -> list[str]:
+    """Return the fields after a process's name, see proc(5); none if it has ended."""
     folder = folder_of(pid)
     with contextlib.suppress(OSError):
         if folder is not None:
             # The name, in brackets, may contain anything.
-            text = (folder / "stat").read_text(errors="replace").rpartition(") ")[2]
-            state, parent, *_ = text.split()
-            return state, int(parent)
-    return "", 0
+            text = (folder / "stat").read_text(errors="replace")
+            return text.rpartition(") ")[2].split()
+    return []
 
 
 def is_stopped(pid: int) -> bool:

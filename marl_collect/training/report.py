@@ -43,8 +43,8 @@ def _returns(whose: str) -> list[Column]:
     return [column(name) for name in RETURNS]
 
 
-def _count(number: int | None) -> str:
-    return "-" if number is None else f"{number:,}"
+def _count(number: float | None) -> str:
+    return "-" if number is None else f"{number:,.0f}"
 
 
 SETUP: Column = ("setup", lambda s: s.setup)
@@ -57,6 +57,10 @@ STEPS: Column = (
     "gradient steps",
     lambda s: _count(s.updates),
 )
+CPU_SECONDS: Column = (
+    "CPU seconds",
+    lambda s: _count(s.cpu_seconds),
+)
 SPEEDS: list[Column] = [
     ("collected frames/s", lambda s: f"{s.collected:,.0f}"),
     ("trained frames/s", lambda s: f"{s.trained:,.0f}"),
@@ -68,7 +72,7 @@ TABLES: dict[str, list[Column]] = {
         *_returns(AGENT),
         ("episode, best weights", lambda s: f"{s.length.value:.0f} frames"),
     ],
-    "costs of a run": [SETUP, PARAMETERS, STEPS, *SPEEDS],
+    "costs of a run": [SETUP, PARAMETERS, STEPS, CPU_SECONDS, *SPEEDS],
 }
 """The tables of the Markdown page."""
 TERMINAL_TABLES: dict[str, list[Column]] = {
@@ -79,7 +83,7 @@ TERMINAL_TABLES: dict[str, list[Column]] = {
         (LAST_WEIGHTS, lambda s: s.returns[TEAM, LAST_WEIGHTS].parts[0]),
         (SAMPLED_ACTIONS, lambda s: s.returns[TEAM, SAMPLED_ACTIONS].parts[0]),
     ],
-    "costs of a run": TABLES["costs of a run"],
+    "costs of a run": [SETUP, PARAMETERS, STEPS, *SPEEDS],
 }
 """What decides between setups, in the 80 columns of a terminal."""
 _SEEDS = 5
@@ -117,6 +121,8 @@ LEGEND = (
     "p-values are adjusted for the number of these pairs by Holm's method.\n"
     "- Gradient steps: number per run. It may differ between setups with equal "
     "frames.\n"
+    "- CPU seconds: mean per run, of all threads of the process that trains and of the "
+    "workers.\n"
     "- Collected frames/s, trained frames/s: frames per second of time spent "
     "collecting and training. A frame is one step of one environment, regardless of "
     "the number of agents."

@@ -42,6 +42,8 @@ class Run:
         policy_parameters: number of parameters of the policy; None if the run is not
             finished.
         updates: gradient steps; None if the run is not finished or older.
+        cpu_seconds: of all threads of the run's process and its workers; None if the
+            run is not finished or older, or if the system did not tell.
     """
 
     task: str
@@ -55,6 +57,7 @@ class Run:
     seconds: dict[str, float]
     policy_parameters: int | None = None
     updates: int | None = None
+    cpu_seconds: float | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -104,6 +107,7 @@ class Run:
             result.get("seconds", {}),
             result.get("policy_parameters"),
             result.get("updates"),
+            result.get("cpu_seconds"),
         )
 
     @property
@@ -200,6 +204,7 @@ class Summary:
         policy_parameters: of the first run; None if not recorded.
         scores: return of the team of each run's best weights.
         updates: gradient steps of the first run; None if not recorded.
+        cpu_seconds: mean of the runs; None if not recorded of all.
     """
 
     setup: str
@@ -211,6 +216,7 @@ class Summary:
     policy_parameters: int | None
     scores: list[float]
     updates: int | None
+    cpu_seconds: float | None
 
 
 def by_setup(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -251,7 +257,14 @@ def _summary(setup: str, runs: Sequence[Run]) -> Summary:
         policy_parameters=runs[0].policy_parameters,
         scores=[record.team for record in best],
         updates=runs[0].updates,
+        cpu_seconds=mean_cpu_seconds(runs),
     )
+
+
+def mean_cpu_seconds(runs: Sequence[Run]) -> float | None:
+    """Return the mean CPU time of runs; None if it is not recorded of all."""
+    known = [run.cpu_seconds for run in runs if run.cpu_seconds is not None]
+    return sum(known) / len(known) if len(known) == len(runs) else None
 
 
 def _over_seeds(scores: Sequence[float]) -> Interval:

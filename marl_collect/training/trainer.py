@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from marl_collect.collectors import MultiSyncCollector
 from marl_collect.core.description import EnvDescription
 from marl_collect.interop.loggers import RunLogger, check_logger
 from marl_collect.models.saved_policy import BEST, CONFIG, load_networks, policy_state
+from marl_collect.processes.linux import cpu_seconds_of
 from marl_collect.programs.interruption import Interruption
 from marl_collect.training import checkpoint
 from marl_collect.training.allocator import keep_freed_memory
@@ -141,6 +143,7 @@ class Trainer:
         self._evaluations: list[EvaluationRecord] = []
         self._rows = 0
         self._seconds = {"collecting": 0.0, "training": 0.0, "evaluating": 0.0}
+        self._cpu_seconds = 0.0
 
     @property
     def finished(self) -> bool:
@@ -168,6 +171,8 @@ class Trainer:
         if done is not None:
             result: dict[str, Any] = done
             return result
+        # This process may have trained other runs before; its workers are new.
+        self._cpu_before = {os.getpid(): cpu_seconds_of(os.getpid())}
         with _threads(self.options.threads):
             options = self.options
             if self.folder.has_progress:  # The checkpoint has the weights.
@@ -197,6 +202,7 @@ class Trainer:
                     self._learner.policy, self.task.factory, options
                 ) as self._evaluator,
             ):
+                self._processes = collector, self._evaluator
                 self._collector: MultiSyncCollector | EpisodeBatches = collector
                 if episodes is not None:
                     self._collector = EpisodeBatches(collector, episodes)
@@ -356,7 +362,15 @@ class Trainer:
     def _described(self) -> dict[str, Any]:
         return policy_state(self.task.description, self._learner.policy_options)
 
+    def _count_cpu_seconds(self) -> None:
+        """Add the CPU time of this process and of its workers since the last call."""
+        pids = (os.getpid(), *(p for of in self._processes for p in of.worker_pids))
+        spent = {pid: cpu_seconds_of(pid) for pid in pids}
+        before, self._cpu_before = self._cpu_before, spent
+        self._cpu_seconds += sum(s - before.get(pid, 0.0) for pid, s in spent.items())
+
     def _save(self) -> None:
+        self._count_cpu_seconds()
         trained = self._learner.state_dict()
         state = self._described() | {
             "networks": trained["networks"],  # For load_policy; saved once.
@@ -364,6 +378,7 @@ class Trainer:
             "collector": self._collector.state_dict(),
             "rows": self._rows,
             "seconds": self._seconds,
+            "cpu_seconds": self._cpu_seconds,
             "windows": [asdict(w) for w in self._evaluations],
         }
         self.folder.write_checkpoint(LAST, state)
@@ -382,6 +397,7 @@ class Trainer:
             self._collector.load_state_dict(state["collector"])
             self._rows = state["rows"]
             self._seconds = state["seconds"]
+            self._cpu_seconds = state["cpu_seconds"]
             self._evaluations = [EvaluationRecord(**w) for w in state["windows"]]
         except (KeyError, RuntimeError, TypeError) as error:
             raise ValueError(
@@ -402,6 +418,8 @@ class Trainer:
         if saved["frames"] != frames:
             self._learner.policy.load_state_dict(saved["networks"]["policy"])
             best = self._evaluated(saved["frames"], final=True)
+        self._count_cpu_seconds()
+        known = math.isfinite(self._cpu_seconds)
         parameters = sum(p.numel() for p in self._learner.policy.parameters())
         row = self.folder.rows()[-1]
         names = ("return_team", "return_agent", "episode_length")
@@ -412,6 +430,7 @@ class Trainer:
             # Means of the last hundred training episodes, with sampled actions.
             "training": {name: row[name] for name in names if math.isfinite(row[name])},
             "seconds": {name: round(s, 3) for name, s in self._seconds.items()},
+            "cpu_seconds": round(self._cpu_seconds, 2) if known else None,
             "policy_parameters": parameters,
             "updates": self._learner.updates,
         }

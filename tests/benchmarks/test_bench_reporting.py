@@ -140,7 +140,7 @@ CELL = Cell(
     task="matrix/climbing",
     setup="qmix-local-shared-ids",
     frames=100,
-    seconds=9.0,
+    cpu_seconds=9.0,
     returns=[[0.0, 4.0, 1.0], [2.0, 6.0, 9.0]],
 )
 
@@ -150,11 +150,10 @@ def a_run(seed: int, returns: list[float], **changes: object) -> Run:
         EvaluationRecord(frames, 2, [2 * value], [25])
         for frames, value in enumerate(returns)
     ]
-    seconds = {"collecting": 1.0, "training": 2.0}
     last = records[-1]
     setup = "qmix-local-shared-ids"
-    run = Run("matrix/climbing", setup, seed, {}, records, last, last, {}, seconds)
-    return replace(run, **changes)  # type: ignore[arg-type]
+    run = Run("matrix/climbing", setup, seed, {}, records, last, last, {}, {})
+    return replace(run, **{"cpu_seconds": 3.0, **changes})  # type: ignore[arg-type]
 
 
 def test_maximum_is_of_one_evaluation_and_average_over_all() -> None:
@@ -183,8 +182,7 @@ def test_a_reference_agrees_within_the_interval_or_one_percent() -> None:
 
 
 def test_a_cell_has_the_returns_of_an_agent_in_matrix_games() -> None:
-    slow = {"collecting": 4.0, "training": 3.0}
-    runs = [a_run(0, [1.0, 2.0]), a_run(1, [3.0, 5.0], seconds=slow)]
+    runs = [a_run(0, [1.0, 2.0]), a_run(1, [3.0, 5.0], cpu_seconds=7.0)]
     assert cell_of(runs) == Cell(
         "matrix/climbing", "qmix-local-shared-ids", 1, 5.0, [[1.0, 2.0], [3.0, 5.0]]
     )
@@ -193,6 +191,8 @@ def test_a_cell_has_the_returns_of_an_agent_in_matrix_games() -> None:
     for other in (a_run(2, [1.0, 2.0], best=None), a_run(2, [1.0])):
         with pytest.raises(ValueError, match="must be finished, with equal frames"):
             cell_of([*runs, other])
+    with pytest.raises(ValueError, match="train this cell anew"):
+        cell_of([*runs, a_run(2, [1.0, 2.0], cpu_seconds=None)])
 
 
 def test_the_page_names_what_agrees_and_what_is_missing() -> None:

@@ -192,6 +192,7 @@ def finished_run() -> Run:
         seconds={"collecting": 1.0, "training": 2.0},
         policy_parameters=1,
         updates=1,
+        cpu_seconds=1234.6,
     )
 
 
@@ -208,6 +209,8 @@ def test_the_biased_return_is_the_last_in_a_report() -> None:
     assert team[2] == ["ippo-local-shared", "1", "10.0", "20.0", "30.0", "90.0"]
     assert agent[0] == ["setup", *headings, "episode, best weights"]
     assert agent[2][1:] == ["5.00", "10.0", "15.0", "45.0", "25 frames"]
+    assert rows[6][3:] == ["CPU seconds", "collected frames/s", "trained frames/s"]
+    assert rows[8][3:] == ["1,235", "200", "100"]
 
 
 def test_evaluations_outside_of_the_axis_are_written_into_the_picture() -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -117,6 +118,45 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
         for folder in folders
     )
     assert str(straight_table) == str(stopped_table)  # As text, because NaN != NaN.
+
+
+class Costly(CountingEnv):  # type: ignore[misc]
+    """Each step costs 10 ms of CPU time; a file tells that of the process so far."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(n_prey=0)
+        self.folder = folder
+
+    def step_row(self) -> None:
+        begin = time.process_time()
+        while time.process_time() - begin < 0.01:
+            pass
+        (self.folder / str(os.getpid())).write_text(str(time.process_time()))
+        super().step_row()
+
+
+@pytest.mark.parametrize("earlier", [0.0, 1000.0])
+def test_the_cpu_seconds_of_a_run_include_its_workers(
+    earlier: float, tmp_path: Path
+) -> None:
+    costs, folder = tmp_path / "costs", RunFolder(tmp_path / "run")
+    costs.mkdir()
+    task = task_of(partial(Costly, costs))
+    options = COUNTING.with_settings({"frames": 120, "eval_interval": 40})
+    if earlier:
+        with pytest.raises(StopError):
+            Trainer(task, IPPO, options, 3, folder.path, StopAt(80)).run()
+        state = folder.read_checkpoint(LAST)
+        assert state["cpu_seconds"] > 0
+        folder.write_checkpoint(LAST, state | {"cpu_seconds": earlier})
+        for path in costs.iterdir():
+            path.unlink()
+    before = time.process_time()
+    spent = Trainer(task, IPPO, options, 3, folder.path).run()["cpu_seconds"] - earlier
+    own = time.process_time() - before
+    workers = sum(float(path.read_text()) for path in costs.iterdir())
+    assert workers > 0.5
+    assert spent == pytest.approx(own + workers, rel=0.2)
 
 
 def test_runs_under_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
