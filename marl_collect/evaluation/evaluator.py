@@ -482,14 +482,13 @@ def _derived(root: int, episodes: int) -> list[int]:
 
 def _checked(seeds: Any, episodes: int) -> tuple[int, tuple[int, ...]]:
     """Return the root seed, and the seeds of the episodes if these were given."""
-    single = isinstance(seeds, Integral)
-    numbers = (seeds,) if single else tuple(seeds)
+    numbers = tuple(seeds) if isinstance(seeds, Iterable) else (seeds,)
     for seed in numbers:
         if not isinstance(seed, Integral) or not 0 <= int(seed) <= LARGEST_SEED:
             raise ValueError(
                 f"seeds must be non-negative integers below 2**63, but found {seed!r}."
             )
-    if single:
+    if isinstance(seeds, Integral):
         return int(seeds), ()
     if len(numbers) != episodes:
         raise ValueError(

@@ -130,6 +130,7 @@ def test_workers_that_are_replaced_play_the_episodes_of_the_given_seeds() -> Non
         ({"seeds": [1, 2, 0.5]}, ValueError, "below 2..63, but found 0.5"),
         ({"seeds": -1}, ValueError, "below 2..63, but found -1"),
         ({"seeds": [1, 2, 2**63]}, ValueError, "below 2..63, but found 92233"),
+        ({"seeds": None}, ValueError, "below 2..63, but found None"),
         ({"seed": 1}, TypeError, "takes seeds"),
         (
             {"seeds": [1, 2, 3], "on_worker_failure": "restart"},
