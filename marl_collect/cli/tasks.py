@@ -13,6 +13,7 @@ from marl_collect.options import did_you_mean, nearest
 from marl_collect.programs.task_providers import (
     TaskProvider,
     find_callable,
+    module_of,
     providers,
 )
 
@@ -175,12 +176,13 @@ def _explain(task: str, hints: Sequence[str]) -> str:
         if not name.endswith("..."):
             short.setdefault(name.rpartition("/")[2], name)
     text = " ".join([f"There is no task {task!r}.", *filter(None, hints)])
-    if Path(f"{task}.py").is_file():
-        text += f" For what {task}.py builds, add its name: {task}:NAME."
+    file = task.removesuffix(".py") + ".py"
+    if Path(file).is_file():
+        text += f" For what {file} builds, add its name: {module_of(file)}:NAME."
     stem = task.rpartition("/")[2]
     family = task.rpartition("/")[0]
     families = sorted({name.split("/")[0] for name in known})
-    if family and family not in families:
+    if family and family not in families and not is_own(task):
         text += f" {family!r} is no family of tasks: expected {', '.join(families)}."
     if "pip install" not in text:
         text += did_you_mean(nearest(stem, short))

@@ -8,6 +8,7 @@ register their own environments.
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 GROUP = "marl_collect.tasks"
@@ -64,6 +65,22 @@ def packages() -> list[str]:
     return list(names)
 
 
+def module_of(file: str) -> str:
+    """Return the name with which a file is imported, from its folder or one above."""
+    path, here = Path(file.removesuffix(".py")).resolve(), Path.cwd()
+    below = path.is_relative_to(here)
+    return ".".join(path.relative_to(here).parts if below else [path.name])
+
+
+def _advice(module: str, name: str) -> str:
+    """Return what to write if the module's file was named, otherwise nothing."""
+    if "/" not in module and not module.endswith(".py"):
+        return ""
+    is_below = Path(module).resolve().is_relative_to(Path.cwd())
+    folder = "" if is_below else " in its folder"
+    return f" Name the module, not its file: {module_of(module)}:{name}{folder}."
+
+
 def find_callable(name: str) -> Callable[..., Any]:
     """Return the callable of ``"module:name"``.
 
@@ -72,13 +89,15 @@ def find_callable(name: str) -> Callable[..., Any]:
     """
     module, _, path = name.partition(":")
     try:
+        if module.startswith("."):  # import_module raises a TypeError.
+            raise ImportError("a module's name does not begin with a dot")
         found: Any = import_module(module)
         for attribute in path.split("."):
             found = getattr(found, attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f"{name} must be module:name of a callable, but importing it failed: "
-            f"{error}."
+            f"{error}.{_advice(module, path)}"
         ) from error
     if not callable(found):
         raise ValueError(  # noqa: TRY004 - the name is wrong, not its type

@@ -32,9 +32,10 @@ def test_a_file_of_the_name_of_an_unknown_task_is_mentioned(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("race.py").touch()
-    code, text = run("info", "race")
-    assert code == 2
-    assert "For what race.py builds, add its name: race:NAME." in text
+    for task in ("race", "race.py", "./race.py"):
+        code, text = run("info", task)
+        assert code == 2
+        assert "race.py builds, add its name: race:NAME." in text
     assert "race.py" not in run("info", "rac")[1]
 
 

@@ -1,6 +1,7 @@
 """Environment families register tasks and name the packages that determine data."""
 
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,3 +51,25 @@ def test_datasets_record_the_versions_of_a_familys_packages() -> None:
 
 def test_the_built_in_families_name_their_packages() -> None:
     assert {"pettingzoo", "mpe2", "dm-meltingpot"} <= set(task_providers.packages())
+
+
+@pytest.mark.parametrize(
+    ("task", "advice"),
+    [
+        ("./race.py:Race", "Name the module, not its file: race:Race."),
+        ("race.py:Race", "Name the module, not its file: race:Race."),
+        ("tasks/race.py:Race", "Name the module, not its file: tasks.race:Race."),
+        (
+            "/far/race.py:Race",
+            "not its file: race:Race in its folder.",
+        ),
+        (".race:Race", "a module's name does not begin with a dot."),
+    ],
+)
+def test_files_and_relative_names_of_modules_are_refused_with_advice(
+    task: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="must be module:name") as error:
+        task_providers.find_callable(task)
+    assert str(error.value).endswith(advice)
