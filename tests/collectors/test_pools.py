@@ -25,7 +25,6 @@ class Shift(nn.Module):
         self.weight = nn.Parameter(torch.zeros(()))
 
     def forward(self, td: TensorDictBase) -> TensorDictBase:
-        """Write actions and the weight."""
         observation = (td["hunter", "observation"][..., 0] * 1009).round() + self.weight
         td["hunter", "action"] = observation.long() % 4
         td["hunter", "weight"] = torch.zeros_like(observation) + self.weight

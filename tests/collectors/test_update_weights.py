@@ -138,7 +138,6 @@ class Wrapped(nn.Module):
         self.register_buffer("scale", torch.ones(()), persistent=False)
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        """Return the same action for every agent."""
         level = self.level * self.scale
         return (torch.zeros_like(observation[..., 0]) + level).long()
 

@@ -64,63 +64,50 @@ def action(collector: Any) -> float:
     return float(actions)
 
 
-REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
-    "half": (lambda net: net.half(), r"float16, but must be \(\) torch\.float32"),
-    "add a layer": (
-        lambda net: net.add_module("more", nn.Linear(2, 2)),
-        r"more is Linear, but was missing",
+def registered(holder: str, name: str, tensor: torch.Tensor | None) -> Any:
+    """Return a change that gives a module, or one of its layers, another parameter."""
+    parameter = None if tensor is None else nn.Parameter(tensor)
+    return lambda net: net.get_submodule(holder).register_parameter(name, parameter)
+
+
+HALF = r"float16, but must be \(\) torch\.float32"
+UNTIED = r"'module\.tied\.bias' and 'module\.layer\.bias' are one tied tensor"
+ONES = torch.ones(2)
+REFUSED: dict[str, Callable[[Any], object]] = {
+    HALF: lambda net: net.half(),
+    UNTIED: registered("tied", "bias", torch.ones(3)),
+    "more is Linear, but was missing": lambda net: net.add_module(
+        "more", nn.Linear(2, 2)
     ),
-    "add a plain layer": (
-        lambda net: net.add_module("more", nn.ReLU()),
-        r"more is ReLU, but was missing",
+    "more is ReLU, but was missing": lambda net: net.add_module("more", nn.ReLU()),
+    r"surplus \['module\.more'\]": registered("", "more", ONES),
+    r"surplus \['module\.tied\.m'\]": lambda net: net.tied.register_buffer("m", ONES),
+    r"missing \['module\.layer\.bias'\]": registered("layer", "bias", None),
+    r"is \(3, 1\) torch\.float32, but must be \(3, 2\)": registered(
+        "layer", "weight", torch.ones(3, 1)
     ),
-    "add a parameter": (
-        lambda net: net.register_parameter("more", nn.Parameter(torch.ones(2))),
-        r"surplus \['module\.more'\]",
+    r"level is \(1,\) torch\.float32, but must be \(\)": registered(
+        "", "level", torch.ones(1)
     ),
-    "add a buffer at the end": (
-        lambda net: net.tied.register_buffer("more", torch.ones(2)),
-        r"surplus \['module\.tied\.more'\]",
-    ),
-    "remove a parameter": (
-        lambda net: net.layer.register_parameter("bias", None),
-        r"missing \['module\.layer\.bias'\]",
-    ),
-    "untie": (
-        lambda net: net.tied.register_parameter("bias", nn.Parameter(torch.ones(3))),
-        r"'module\.tied\.bias' and 'module\.layer\.bias' are one tied tensor",
-    ),
-    "reshape": (
-        lambda net: net.layer.register_parameter(
-            "weight", nn.Parameter(torch.ones(3, 1))
-        ),
-        r"weight is \(3, 1\) torch\.float32, but must be \(3, 2\)",
-    ),
-    "unbroadcast": (
-        lambda net: net.register_parameter("level", nn.Parameter(torch.ones(1))),
-        r"module\.level is \(1,\) torch\.float32, but must be \(\)",
-    ),
-    "replace by another type": (
-        lambda net: net.add_module("tied", nn.Identity()),
-        r"tied is Identity, but was Linear",
+    "tied is Identity, but was Linear": lambda net: net.add_module(
+        "tied", nn.Identity()
     ),
 }
-"""Changes of a network, and what their error says."""
+"""What the error about a change of the network says, and the change."""
 
 
 @pytest.mark.filterwarnings("ignore:The policy's parameters have changed")
 @pytest.mark.parametrize(
-    ("kind", "name"),
-    [*(("single", name) for name in REFUSED), ("sync", "half"), ("sync", "untie")],
+    ("kind", "message"),
+    [*(("single", message) for message in REFUSED), ("sync", HALF), ("sync", UNTIED)],
 )
 def test_another_network_is_an_error_and_nothing_is_copied(
-    kind: str, name: str
+    kind: str, message: str
 ) -> None:
-    change, message = REFUSED[name]
     module = Sum()
     with KINDS[kind](policy_of(module)) as collector:
         collector.next()
-        change(module)
+        REFUSED[message](module)
         with torch.no_grad():
             module.level.fill_(7.0)
         before = [t.clone() for t in module.state_dict().values()]

@@ -31,22 +31,12 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 Make = Callable[[], CountingEnv]
 
 
-def hang() -> None:
-    threading.Event().wait()
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    wait_for_ends(monkeypatch)
-    return Clock(monkeypatch)
-
-
 def hanging_in_close(*args: Any, **kwargs: Any) -> Make:
     """Return a factory whose environments have a fault, and hang in ``close``."""
 
     def make() -> CountingEnv:
         env = CountingEnv(deaths=False, fault=Fault(*args, **kwargs))
-        env.close = hang  # type: ignore[method-assign]
+        env.close = Fault("hang").strike  # type: ignore[method-assign]
         return env
 
     return make
@@ -160,18 +150,13 @@ def test_errors_name_the_environment_as_the_user_counts_it(
     )
 
 
-def test_a_long_replay_is_no_hang(clock: Clock) -> None:
+def test_a_long_replay_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of the limit passes after each step, so several limits in all."""
-
-    def make() -> CountingEnv:
-        return CountingEnv(deaths=False, min_length=50, max_length=60)
-
-    def slow() -> CountingEnv:
-        env = make()
-        env._fault = Fault("sleep", "step", seconds=0.1, repeat=True)
-        return env
-
-    with MultiSyncCollector(make, frames_per_batch=10, seed=1) as collector:
+    wait_for_ends(monkeypatch)
+    clock = Clock(monkeypatch)
+    fast = partial(CountingEnv, deaths=False, min_length=50, max_length=60)
+    slow = partial(fast, fault=Fault("sleep", seconds=0.1, repeat=True))
+    with MultiSyncCollector(fast, frames_per_batch=10, seed=1) as collector:
         collector.next()
         state = collector.state_dict()
     with MultiSyncCollector(slow, frames_per_batch=10, seed=1, timeout=LIMIT) as other:

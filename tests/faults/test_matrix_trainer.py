@@ -288,7 +288,7 @@ def test_shutdown_from_another_thread_wakes_waiting_threads(
         collector.next()
     thread.join(SOON)
     wait_until_gone(pids)
-    with pytest.raises(ClosedError):
+    with pytest.raises(ClosedError, match="was shut down"):
         collector.next()
 
 

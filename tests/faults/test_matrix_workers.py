@@ -43,11 +43,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def play(collector: Any, batches: int) -> None:
-    for _ in range(batches):
-        collector.next()
-
-
 @pytest.mark.torchrl_defect("D21")
 @every_kind
 def test_a_factory_that_hangs_has_its_own_limit(
@@ -88,7 +83,8 @@ def test_much_output_on_stdout_blocks_no_process(
             env.rollout(5)
     else:
         with kind([flooding] * 2, frames_per_batch=20) as collector:
-            play(collector, 2)
+            collector.next()
+            collector.next()
     assert len(capfd.readouterr().out) >= 2**20
 
 

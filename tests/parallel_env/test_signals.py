@@ -41,8 +41,7 @@ def test_a_command_is_pending_for_its_processes_until_they_finish() -> None:
     trainer.command(1, EnvOperation.RESET_CHOSEN, [0, 2])
     assert worker.pending_command(0, 0) is None
     assert worker.pending_command(1, 1) is None
-    number = worker.pending_command(1, 0)
-    assert number is not None
+    number = pending(worker, 1, 0)
     assert operation_of(number) == EnvOperation.RESET_CHOSEN
     assert trainer.pending(1) == [0, 2]
     worker.finish(1, 0, number)
@@ -90,8 +89,7 @@ def test_numbers_wrap_around() -> None:
     for _ in range(3):
         trainer.command(0, EnvOperation.RESET_CHOSEN, range(3))
         for process in range(3):
-            number = worker.pending_command(0, process)
-            assert number is not None
+            number = pending(worker, 0, process)
             assert operation_of(number) == EnvOperation.RESET_CHOSEN
             worker.finish(0, process, number)
         assert trainer.done(0)

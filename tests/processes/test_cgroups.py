@@ -46,23 +46,20 @@ def test_copies_of_files_in_memory_are_free_and_shared_memory_is_not(
     assert free(tmp_path, "0::/\n", files) == expected
 
 
-@pytest.mark.parametrize("at", ["", "job", "job/step"])
+@pytest.mark.parametrize("at", ["", "job/", "job/step/"])
 def test_the_tightest_group_counts(tmp_path: Path, at: str) -> None:
     files: Files = {}
-    for group in ("", "job", "job/step"):
-        files[f"{group}/memory.max".lstrip("/")] = 4 * GIB if group == at else "max"
-        files[f"{group}/memory.current".lstrip("/")] = GIB
+    for group in ("", "job/", "job/step/"):
+        files[f"{group}memory.max"] = 4 * GIB if group == at else "max"
+        files[f"{group}memory.current"] = GIB
     assert free(tmp_path, "0::/job/step\n", files) == 3 * GIB
 
 
 def test_version_1_counts_too(tmp_path: Path) -> None:
-    files: Files = {
-        "memory/job/memory.limit_in_bytes": 4 * GIB,
-        "memory/job/memory.usage_in_bytes": 4 * GIB,
-        "memory/job/memory.stat": f"total_inactive_file {GIB}\ntotal_active_file 5",
-    }
-    groups = "7:memory:/job\n3:cpu,cpuacct:/job\n"
-    assert free(tmp_path, groups, files) == GIB + 5
+    stat = f"total_inactive_file {GIB}\ntotal_active_file 5"
+    files: Files = {"limit_in_bytes": 4 * GIB, "usage_in_bytes": 4 * GIB, "stat": stat}
+    files = {f"memory/job/memory.{name}": value for name, value in files.items()}
+    assert free(tmp_path, "7:memory:/job\n3:cpu,cpuacct:/job\n", files) == GIB + 5
 
 
 def test_without_control_groups_there_is_no_limit(

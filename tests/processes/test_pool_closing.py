@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -94,6 +95,16 @@ def test_close_has_a_time_limit_if_a_worker_never_stops_sending(
         pool.close(timeout=1000.0)
         assert time.monotonic() - start < SOON
     assert exit_codes(pool) == (-signal.SIGTERM,)
+
+
+def test_close_from_another_thread_wakes_a_receiving_thread(pool: WorkerPool) -> None:
+    be_up(pool)
+    timer = threading.Timer(0.3, pool.close, (20 * SOON,))
+    timer.start()
+    with pytest.raises(ClosedError):
+        pool.receive()
+    timer.join()
+    assert exit_codes(pool) == (0, 0, 0)
 
 
 def test_a_forgotten_pool_ends_its_workers(start_method: StartMethod) -> None:

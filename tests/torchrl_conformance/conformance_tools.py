@@ -72,11 +72,9 @@ class Walk(ParallelEnv):
 
     @property
     def state_space(self) -> Any:
-        """The time."""
         return spaces.Box(0.0, 100.0, (2,), np.float32)
 
     def state(self) -> Any:
-        """Return the time, twice."""
         return np.full(2, self.time, np.float32)
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
@@ -142,7 +140,6 @@ def walk(implementation: "Implementation", **options: Any) -> Any:
 
 
 def twice(number: int) -> int:
-    """Return twice the number, as a method to call from outside."""
     return 2 * number
 
 
@@ -225,7 +222,6 @@ class ToActions(nn.Module):
         self.value = nn.Parameter(torch.tensor(value))
 
     def forward(self, walkers: torch.Tensor, goals: torch.Tensor) -> Any:
-        """Return one action per walker and goal."""
         return tuple(
             (x[..., 0] * 0 + self.value).to(torch.int64) for x in (walkers, goals)
         )

@@ -85,7 +85,7 @@ def test_a_rollout_may_continue_over_episodes(env: Any) -> None:
 
 def test_a_rollout_may_end_with_the_last_environment(implementation: Any) -> None:
     makes = [implementation.make(length=3), implementation.make(length=5)]
-    env = serial(implementation, 2, makes)
+    env = implementation.SerialEnv(2, makes)
     td = env.rollout(99, break_when_any_done=False, break_when_all_done=True)
     assert td.shape == (2, 5)
     env.close()
@@ -93,7 +93,7 @@ def test_a_rollout_may_end_with_the_last_environment(implementation: Any) -> Non
 
 def test_a_rollout_ends_with_the_first_environment(implementation: Any) -> None:
     makes = [implementation.make(length=3), implementation.make(length=5)]
-    env = serial(implementation, 2, makes)
+    env = implementation.SerialEnv(2, makes)
     assert env.rollout(99).shape == (2, 3)
     env.close()
 
@@ -178,13 +178,9 @@ def test_actions_of_a_wrong_shape_are_errors(env: Any) -> None:
         env.step(td)
 
 
-def serial(implementation: Implementation, *args: Any, **options: Any) -> Any:
-    return implementation.SerialEnv(*args, **options)
-
-
 def test_every_environment_may_have_a_factory(implementation: Any) -> None:
     makes = [implementation.make(length=3), implementation.make(length=4)]
-    env = serial(implementation, 2, makes)
+    env = implementation.SerialEnv(2, makes)
     td = env.rollout(12, break_when_any_done=False)
     assert td["next", "done"].sum(1)[:, 0].tolist() == [4, 3]
     env.close()
@@ -192,7 +188,7 @@ def test_every_environment_may_have_a_factory(implementation: Any) -> None:
 
 def test_the_number_of_factories_must_agree(implementation: Any) -> None:
     with pytest.raises((RuntimeError, ValueError)):
-        serial(implementation, 3, [implementation.make()] * 2)
+        implementation.SerialEnv(3, [implementation.make()] * 2)
 
 
 @pytest.mark.parametrize(
@@ -202,14 +198,14 @@ def test_the_number_of_factories_must_agree(implementation: Any) -> None:
 def test_keywords_go_to_all_factories_or_to_one(
     implementation: Any, keywords: Any, ends: list[int]
 ) -> None:
-    env = serial(implementation, 2, implementation.make(), create_env_kwargs=keywords)
+    env = implementation.SerialEnv(2, implementation.make(), create_env_kwargs=keywords)
     td = env.rollout(6, break_when_any_done=False)
     assert td["next", "done"].sum(1)[:, 0].tolist() == ends
     env.close()
 
 
 def test_a_closed_batch_says_so(implementation: Any) -> None:
-    env = serial(implementation, 2, implementation.make())
+    env = implementation.SerialEnv(2, implementation.make())
     env.reset()
     assert not env.is_closed
     env.close()
@@ -217,7 +213,7 @@ def test_a_closed_batch_says_so(implementation: Any) -> None:
 
 
 def test_batches_nest(implementation: Any) -> None:
-    env = serial(implementation, 2, implementation.batch_of(3))
+    env = implementation.SerialEnv(2, implementation.batch_of(3))
     assert env.reset().batch_size == (2, 3)
     env.close()
 

@@ -25,7 +25,6 @@ class Running:
     """Two workers of one environment each, and what they have collected so far."""
 
     def __init__(self, implementation: Any, kind: str, **options: Any) -> None:
-        """Start the workers."""
         self.policy = weight_policy()
         options = {"frames_per_batch": 12, "total_frames": -1, **options}
         make = getattr(implementation, kind)
@@ -50,7 +49,6 @@ class Running:
         return self.batch
 
     def close(self) -> None:
-        """End the workers."""
         self.collector.shutdown()
 
 

@@ -58,22 +58,12 @@ def test_a_copy_that_starts_late_gets_the_changes_of_all_updates() -> None:
 
 @pytest.mark.parametrize("passed", [False, True])
 def test_a_replaced_submodule_is_refused_also_with_weights(passed: bool) -> None:
-    class Bounded(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.level = nn.Parameter(torch.zeros(()))
-            self.bound: nn.Module = nn.Tanh()
-
-        def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-            level = self.bound(self.level.expand(len(observation), 3, 2))
-            return level, torch.zeros(len(observation), 2, dtype=torch.int64)
-
-    net, keys = Bounded(), [("prey", "action"), ("hunter", "action")]
-    policy = TensorDictModule(net, [("prey", "observation")], keys)
-    with MultiSyncCollector(CountingEnv, policy, frames_per_batch=4) as collector:
-        net.bound = nn.ReLU()
-        weights = policy.state_dict() if passed else None
-        with pytest.raises(ValueError, match=r"is ReLU, but was Tanh"):
+    net = Holds()
+    acting = policy(net)
+    with MultiSyncCollector(CountingEnv, acting, frames_per_batch=4) as collector:
+        weights = acting.state_dict() if passed else None
+        net.inner = nn.Tanh()
+        with pytest.raises(ValueError, match=r"is Tanh, but was Linear"):
             collector.update_policy_weights_(weights)
 
 

@@ -80,6 +80,14 @@ def test_another_shape_or_dtype_is_an_error_that_names_the_tensor() -> None:
             layout.check([torch.ones(3), other], "It")
 
 
+def test_another_view_of_the_same_memory_is_noticed(opened: list[WeightVector]) -> None:
+    weight = nn.Parameter(torch.arange(4.0).reshape(2, 2))
+    copies = Copies(opened, weight)
+    copies.write(weight)
+    weight.data = weight.data.T
+    assert torch.equal(copies.read(copies.write(weight))[0], weight.detach())
+
+
 def test_a_place_that_is_used_is_never_written(opened: list[WeightVector]) -> None:
     copies = Copies(opened, torch.zeros(2))
     numbers = [torch.full((2,), float(n)) for n in range(6)]

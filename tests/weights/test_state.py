@@ -454,9 +454,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "a lazily stacked TensorDict": lambda: holding(
         TensorDict.lazy_stack([TensorDict(a=torch.zeros(2))] * 2)
     ),
-    "types of torch": lambda: holding(
-        [torch.float32, torch.device("cpu"), torch.strided]
-    ),
+    "types of torch": lambda: holding([torch.int8, torch.device("cpu"), torch.strided]),
     "specs": lambda: holding([Bounded(-1, 1, (2,)), OneHot(2)]),
     "an optimizer": lambda: holding(torch.optim.Adam([nn.Parameter(torch.zeros(2))])),
     "a lock": lambda: holding(threading.Lock()),
