@@ -133,13 +133,8 @@ def test_an_agent_that_is_dead_after_the_reset_takes_no_part() -> None:
 
 
 def test_an_agent_may_join_when_another_is_removed() -> None:
-    raw = ScriptedTurns(
-        Script(
-            joins={"agent_2": 99},
-            ends={"agent_0": (1, "terminated")},
-            info=lambda i, step: {"x": 10 + i},
-        )
-    )
+    ends, info = {"agent_0": (1, "terminated")}, lambda i, step: {"x": 10 + i}
+    raw = ScriptedTurns(Script(ends=ends, joins={"agent_2": 99}, info=info))
 
     def welcome(_: None) -> None:
         raw._welcome("agent_2")

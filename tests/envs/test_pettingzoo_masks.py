@@ -222,12 +222,8 @@ def test_infos_that_nobody_reads_may_be_anything() -> None:
     env.step()
 
 
-SEQUENCES = {
-    "array": np.array,
-    "tuple": tuple,
-    "keys": lambda names: dict.fromkeys(names).keys(),
-    "deque": deque,
-}
+SEQUENCES: dict[str, Any] = {"array": np.array, "tuple": tuple, "deque": deque}
+SEQUENCES["keys"] = lambda names: dict.fromkeys(names).keys()
 
 
 class _Contained:

@@ -45,13 +45,8 @@ SMALL = {"num_cells": (8,), "hidden_size": 6, "conv": {"num_cells": (4, 4, 4)}}
 def test_a_value_for_every_agent(
     centralised: bool, share_params: bool, recurrent: bool
 ) -> None:
-    critic = make_critic(
-        BOTH,
-        centralised=centralised,
-        share_params=share_params,
-        recurrent=recurrent,
-        **SMALL,
-    )
+    setup: Any = {"centralised": centralised, "share_params": share_params}
+    critic = make_critic(BOTH, recurrent=recurrent, **setup, **SMALL)
     td = observe(BOTH, 7)
     critic(td)
     assert td["one", "state_value"].shape == (7, 2, 1)
@@ -81,11 +76,8 @@ def test_hidden_layers_of_a_cross_group_critic_have_their_own_units() -> None:
 
 
 def test_a_cross_group_critic_reads_the_only_vector_of_nested_observations() -> None:
-    nested = GroupDescription(
-        ("c",),
-        spaces.Dict({"cards": spaces.Box(-1, 1, (4,), np.float32)}),
-        spaces.Discrete(2),
-    )
+    cards = spaces.Dict({"cards": spaces.Box(-1, 1, (4,), np.float32)})
+    nested = GroupDescription(("c",), cards, spaces.Discrete(2))
     description = EnvDescription("nested", {"one": VECTOR, "two": nested})
     critic = make_critic(description, centralised=True)
     assert isinstance(critic, CrossGroupCritic)

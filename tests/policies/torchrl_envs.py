@@ -26,11 +26,8 @@ class Noughts(MultiAgentEnv):
         group = GroupDescription(
             ("a_0", "a_1"), box, action, categorical_actions=not one_hot
         )
-        self._what = EnvDescription(
-            "noughts",
-            {"a": group},
-            root={"sight": spaces.Box(-9, 99, (3,), np.float32)},
-        )
+        root: Any = {"sight": spaces.Box(-9, 99, (3,), np.float32)}
+        self._what = EnvDescription("noughts", {"a": group}, root)
 
     @property
     def description(self) -> EnvDescription:
