@@ -33,10 +33,8 @@ class OthersRewards(EnvWrapper):
 
     def __init__(self, env: Any) -> None:
         groups = env.description.groups.items()
-        rewards = {
-            name: {"rewards": spaces.Box(-np.inf, np.inf, (g.n_agents,), np.float32)}
-            for name, g in groups
-        }
+        box = partial(spaces.Box, -np.inf, np.inf, dtype=np.float32)
+        rewards = {name: {"rewards": box(shape=(g.n_agents,))} for name, g in groups}
         super().__init__(env, observe=rewards)
         self.groups = list(rewards)
 

@@ -15,40 +15,6 @@ from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.core.env import MultiAgentEnv
 from marl_collect.core.flags import Flags
 from marl_collect.core.replay import MOST_BYTES, EpisodeActions, replay
-from marl_collect.parallel_env import SerialEnv
-
-# Pickled by value: importing this file in a worker would import torch.
-
-
-def counting() -> Any:
-    return CountingEnv(action_mask=True, state=True)
-
-
-def test_replay_restores_the_frame_of_each_environment() -> None:
-    with SerialEnv(3, counting) as env:
-        engine = env.engine()
-        memory = engine.allocate()
-        engine.bind(memory)
-        keys = engine.description.actions()
-        engine.reset(range(3), [4, 5, 6])
-        for indices in ([0, 1, 2], [0, 2], [2]):
-            for key in keys:
-                memory[key][...] = len(indices) / 4
-            engine.step_some(indices)
-        observed = list(engine.description.observed())
-        expected = {key: memory[key].copy() for key in observed}
-        # Two steps of environment 0, one of environment 1, and three of environment 2.
-        steps = np.array([3, 2, 3, 3, 2, 1]) / 4
-        arrays = {
-            key: np.array([np.full_like(memory[key][0], step) for step in steps])
-            for key in keys
-        }
-        actions = EpisodeActions(np.array([2, 1, 3]), arrays)
-        engine.reset(range(3), [0, 0, 0])
-        elsewhere = replay(engine, memory, actions, np.array([4, 5, 6]), expected)
-        assert not len(elsewhere)
-        for key in observed:
-            assert (memory[key] == expected[key]).all(), key
 
 
 def cut_short(length: Any) -> Any:

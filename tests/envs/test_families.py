@@ -137,10 +137,8 @@ class Kitchen(Stock):
         joint = [self.actions[action] for action in actions["player", "action"]]
         _, sparse, over, infos = self.env.step(joint)
         extra = np.array(infos["shaped_r_by_agent"])
-        outcome = {
-            ("player", "reward"): sparse + 0.5 * extra,
-            ("player", "info", "shaped_reward"): extra,
-        }
+        outcome: Any = {("player", "reward"): sparse + 0.5 * extra}
+        outcome["player", "info", "shaped_reward"] = extra
         return outcome, False, over
 
 
@@ -167,20 +165,15 @@ class Game(Stock):
         if self.state.is_terminal():
             return {}
         player = self.player
-        observe = (
-            self.state.observation_tensor
-            if self.kind.provides_observation_tensor
-            else self.state.information_state_tensor
-        )
+        observe = self.state.observation_tensor
+        if not self.kind.provides_observation_tensor:
+            observe = self.state.information_state_tensor
         agent = f"player_{player}"
         legal = np.zeros(self.state.get_game().num_distinct_actions(), bool)
         legal[self.state.legal_actions(player)] = True
         acts: Any = {(f"player_{p}", "mask"): p == player for p in range(self.players)}
-        return {
-            (agent, "observation"): observe(player),
-            (agent, "action_mask"): legal,
-            **acts,
-        }
+        seen = {(agent, "observation"): observe(player), (agent, "action_mask"): legal}
+        return seen | acts
 
     def step(self, actions: Entries) -> tuple[Entries, bool, bool]:
         action = int(actions[f"player_{self.player}", "action"].item())
@@ -250,13 +243,8 @@ CASES = [
     game("openspiel/laser_tag", arguments={"horizon": 20}),
     game("openspiel/tic_tac_toe"),
 ]
-NEEDED = {
-    "lbforaging": "lbforaging",
-    "rware": "rware",
-    "mamujoco": "gymnasium_robotics",
-    "overcooked": "overcooked_ai_py",
-    "openspiel": "pyspiel",
-}
+NEEDED = {"lbforaging": "lbforaging", "rware": "rware", "openspiel": "pyspiel"}
+NEEDED |= {"mamujoco": "gymnasium_robotics", "overcooked": "overcooked_ai_py"}
 
 
 def require(task: str) -> None:
@@ -278,10 +266,8 @@ def episodes(
     keys = frames_of_all.keys(include_nested=True, leaves_only=True)
     for number in numbers.unique().tolist():
         rows = frames_of_all[numbers == number]
-        yield (
-            episode_seed(seed, 0, number),
-            {k if isinstance(k, tuple) else (k,): rows[k].numpy() for k in keys},
-        )
+        arrays = {k if isinstance(k, tuple) else (k,): rows[k].numpy() for k in keys}
+        yield episode_seed(seed, 0, number), arrays
 
 
 def assert_equal(recorded: Mapping[Any, Any], step: int, *parts: Any) -> None:

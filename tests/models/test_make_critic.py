@@ -114,10 +114,8 @@ def specs(kind: Any = CrossCriticGroupSpec, **changed: Any) -> Any:
 
 
 def batch(*shape: Any) -> Any:
-    groups = {
-        name: TensorDict({"observation": torch.randn(*shape, n, size)}, shape)
-        for name, (n, size) in SIZES.items()
-    }
+    seen = {name: torch.randn(*shape, n, size) for name, (n, size) in SIZES.items()}
+    groups = {name: TensorDict({"observation": x}, shape) for name, x in seen.items()}
     return TensorDict(groups, shape)
 
 
@@ -132,10 +130,8 @@ def test_encoders_of_detached_groups_get_no_gradient() -> None:
 @pytest.mark.parametrize("share_params", [False, True])
 def test_it_equals_torchrl_with_the_same_weights(share_params: bool) -> None:
     torchrl = pytest.importorskip("torchrl.modules.models")
-    critic_file = pytest.importorskip(
-        "torchrl.modules.models.cross_group_critic",
-        reason="needs a TorchRL that has this critic",
-    )
+    name, reason = "cross_group_critic", "needs a TorchRL that has this critic"
+    critic_file = pytest.importorskip(f"torchrl.modules.models.{name}", reason=reason)
     theirs = torchrl.CrossGroupCritic(
         specs(critic_file.CrossCriticGroupSpec), d_model=8, share_params=share_params
     )

@@ -82,13 +82,8 @@ class Browser:
 
     def resize(self, width: int, height: int) -> None:
         """Give the window's contents a size in pixels."""
-        self._command(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
+        about = {"width": width, "height": height, "deviceScaleFactor": 1}
+        self._command("Emulation.setDeviceMetricsOverride", **about, mobile=False)
 
     def value(self, expression: str) -> Any:
         """Return the JSON value of an expression of JavaScript on the page."""

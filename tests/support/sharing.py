@@ -311,13 +311,8 @@ def _torch(seed: int) -> list[float]:
     ]
 
 
-_DRAWS |= {
-    FromNumPy: _numpy,
-    FromPython: _python,
-    FromTorch: _torch,
-    OwnGenerator: _numpy,
-    RestoresGenerator: _numpy,
-}
+_DRAWS |= dict.fromkeys((FromNumPy, OwnGenerator, RestoresGenerator), _numpy)
+_DRAWS |= {FromPython: _python, FromTorch: _torch}
 
 
 def consistent(batch: "TensorDictBase", kind: type[Game]) -> bool:

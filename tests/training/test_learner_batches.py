@@ -65,10 +65,8 @@ def padded(batch: Any, frames: int, row: bool = False) -> Any:
 def weights_after(learner: Any, *learnt: Any) -> list[Any]:
     for batch in learnt:
         learner.update(batch, progress=0.5)
-    return [
-        *learner.parameters(),
-        *[weight for net in learner.untrained.values() for weight in net.parameters()],
-    ]
+    untrained = [w for net in learner.untrained.values() for w in net.parameters()]
+    return [*learner.parameters(), *untrained]
 
 
 @pytest.mark.parametrize("recurrent", [None, "gru"])
