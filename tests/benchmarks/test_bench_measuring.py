@@ -77,9 +77,7 @@ def fake_runners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.processes
-def test_systems_that_hang_or_end_are_dropped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_systems_that_hang_or_end_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     window, calls = Served._window, Counter[str]()
 
     def shortened(served: Served, seconds: float, timeout: float) -> Answer:

@@ -101,9 +101,7 @@ def test_collect_writes_multiwalker_data_and_prints_a_summary(tmp_path: Path) ->
     assert "runs/multiwalker_v9-1" in output
 
 
-def test_workers_do_not_change_data_and_a_second_run_appends(
-    tmp_path: Path,
-) -> None:
+def test_workers_do_not_change_data_and_a_second_run_appends(tmp_path: Path) -> None:
     options = [COUNTING, "--frames", "40", "--policy", "random", "--quiet"]
     spread = {"7": ["--envs-per-worker", "4"], "8": ["--workers", "4"]}
     for seed, workers in spread.items():
@@ -227,9 +225,7 @@ def make():
 """
 
 
-def test_environment_errors_are_reported_and_batches_kept(
-    tmp_path: Path,
-) -> None:
+def test_environment_errors_are_reported_and_batches_kept(tmp_path: Path) -> None:
     (tmp_path / "breaks.py").write_text(BREAKS)
     options = ["--frames", "100", "--frames-per-batch", "10", "--policy", "random"]
     process = collect(tmp_path, "breaks:make", *options, "--out", "d")

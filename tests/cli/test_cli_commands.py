@@ -39,9 +39,7 @@ def test_a_file_of_the_name_of_an_unknown_task_is_mentioned(
     assert "race.py" not in run("info", "rac")[1]
 
 
-def test_absent_tasks_are_refused_with_extras(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_absent_tasks_are_refused_with_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     hide(monkeypatch, "mpe2", "meltingpot")
     code, text = run("collect", "simple_spread_v3")
     assert code == 2
@@ -364,9 +362,7 @@ def test_play_prints_the_returns_of_each_episode() -> None:
 
 
 @pytest.mark.processes
-def test_inspect_shows_rewards_of_frames_if_no_episode_ended(
-    tmp_path: Path,
-) -> None:
+def test_inspect_shows_rewards_of_frames_if_no_episode_ended(tmp_path: Path) -> None:
     imread = pytest.importorskip("imageio.v3", reason="needs the extra video").imread
     pytest.importorskip("matplotlib", reason="needs the extra plot")
     record(tmp_path / "d", CountingEnv, frames=2, frames_per_batch=2, seed=0)

@@ -460,9 +460,7 @@ def test_a_wrapped_environment_is_compared_played_and_rendered(odd_tasks: Any) -
     assert len(pictures) == 2 * (4 + 1)
 
 
-def test_environment_errors_have_the_worker_s_traceback_only(
-    odd_tasks: Any,
-) -> None:
+def test_environment_errors_have_the_worker_s_traceback_only(odd_tasks: Any) -> None:
     code, text = run("compare", f"{odd_tasks}:failing", *ONE)
     assert code == 1
     assert text.count("Traceback (most recent call last)") == 1

@@ -218,9 +218,7 @@ def test_the_speed_is_that_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) 
     assert speeds == [0, *[100] * 10, 85, 70, 55, 40, 25, 10, 10]
 
 
-def test_the_time_left_is_of_the_mean_speed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_time_left_is_of_the_mean_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     frames, now = 0, 100.0
     monkeypatch.setattr("marl_collect.cli.progress.time.monotonic", lambda: now)
     console = Console(width=80, force_terminal=True)

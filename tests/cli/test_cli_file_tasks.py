@@ -316,9 +316,7 @@ def test_a_family_does_not_declare_other_settings_safe(
     assert checked_task("file", task, settings, settings, how=str) == (task, settings)
 
 
-def test_undeclared_settings_must_be_typed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_undeclared_settings_must_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Provider:
         def find_task(self, task: str) -> Any:
             del task

@@ -235,9 +235,7 @@ def test_an_environment_that_hangs_does_not_keep_the_viewer_from_ending(
     assert not thread.is_alive()
 
 
-def test_a_browser_that_left_is_no_error(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_browser_that_left_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
     picture: Future[bytes] = Future()
     asked = threading.Event()
 

@@ -27,9 +27,7 @@ class Closes:
 
 
 @pytest.mark.parametrize("raising", [[0], [1], [2], [0, 1], [1, 2], [0, 1, 2]])
-def test_close_closes_everything_and_raises_the_first_error(
-    raising: list[int],
-) -> None:
+def test_close_closes_everything_and_raises_the_first_error(raising: list[int]) -> None:
     envs: list[Any] = [Closes() for _ in range(3)]
     errors = {k: OSError(f"environment {k}") for k in raising}
     for k, error in errors.items():

@@ -218,9 +218,7 @@ def test_only_wrong_actions_of_an_uneven_space_are_suspicious() -> None:
         assert is_suspicious() == (first not in range(2) or second not in range(5))
 
 
-def test_only_actions_of_a_policy_are_checked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_actions_of_a_policy_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[Any] = []
 
     def recording(actions: Any, *args: Any, **options: Any) -> Any:

@@ -225,9 +225,7 @@ def frames(make_env: Callable[[], Any], policy: Any = None, **options: Any) -> A
 
 
 @pytest.mark.parametrize("make_env", ENVIRONMENTS.values(), ids=ENVIRONMENTS)
-def test_wrappers_without_changes_keep_the_data(
-    make_env: Callable[[], Any],
-) -> None:
+def test_wrappers_without_changes_keep_the_data(make_env: Callable[[], Any]) -> None:
     expected = frames(make_env)
     actual = frames(lambda: Plain(make_env()))
     assert set(actual.keys(True, True)) == set(expected.keys(True, True))

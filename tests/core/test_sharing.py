@@ -126,18 +126,14 @@ SHARING = [
 
 
 @pytest.mark.parametrize("sharing", SHARING)
-def test_two_that_share_one_are_refused(
-    sharing: Callable[[], Factory],
-) -> None:
+def test_two_that_share_one_are_refused(sharing: Callable[[], Factory]) -> None:
     factory = sharing()
     with pytest.raises(TypeError, match=MESSAGE):
         Collector([factory, factory], frames_per_batch=20, total_frames=20)
 
 
 @pytest.mark.parametrize("sharing", SHARING)
-def test_one_that_could_be_shared_is_collected(
-    sharing: Callable[[], Factory],
-) -> None:
+def test_one_that_could_be_shared_is_collected(sharing: Callable[[], Factory]) -> None:
     with Collector(sharing(), frames_per_batch=20, total_frames=20) as collector:
         assert sum(batch.numel() for batch in collector) == 20
 
@@ -182,9 +178,7 @@ def test_every_layout_refuses_environments_of_one_process_that_share_one(
 
 
 @pytest.mark.processes
-def test_record_refuses_environments_of_a_process_that_share_one(
-    tmp_path: Any,
-) -> None:
+def test_record_refuses_environments_of_a_process_that_share_one(tmp_path: Any) -> None:
     with pytest.raises(TypeError, match=MESSAGE):
         in_record(with_lambda(), tmp_path / "data")
 

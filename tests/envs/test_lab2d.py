@@ -375,9 +375,7 @@ def test_unavailable_observations_are_named(
         Lab2dEnv("duel", duel, observations=names)
 
 
-def test_constructor_errors_close_the_level(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_constructor_errors_close_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[bool] = []
     close = lambda world: built.append(world._lab is not None)  # noqa: E731
     monkeypatch.setattr(Lab2dWorld, "close", close)

@@ -148,9 +148,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seeds
 
 
-def test_max_steps_truncates_and_then_lab2d_is_new(
-    builds: list[int],
-) -> None:
+def test_max_steps_truncates_and_then_lab2d_is_new(builds: list[int]) -> None:
     with MeltingpotEnv(SMALL, max_steps=5, observations=["RGB"]) as env:
         row = allocate(env.description.row())
         env.bind(row)
@@ -346,9 +344,7 @@ def test_rewards_of_an_episode_are_summed(group_map: Any) -> None:
     assert not unrewarded
 
 
-def test_lua_warns_on_request(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_lua_warns_on_request(capfd: pytest.CaptureFixture[str]) -> None:
     for options, talks in (({}, False), ({"log_level": "WARN"}, True)):
         with contextlib.closing(MeltingpotEnv(SMALL, **options)) as env:  # type: ignore[arg-type]
             bound(env)

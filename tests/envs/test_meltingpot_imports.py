@@ -112,9 +112,7 @@ assert not [name for name in sys.modules if name.startswith("meltingpot")]
     )
 
 
-def test_without_meltingpot_errors_have_a_cure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_meltingpot_errors_have_a_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [n for n in sys.modules if n.partition(".")[0] == "meltingpot"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -178,9 +178,7 @@ def test_agents_of_one_prefix_with_different_spaces_get_different_groups() -> No
     assert env["agent_kind1", "observation"].tolist() == [[1, 1, 1, 1]]
 
 
-def test_an_error_closes_what_was_built(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_error_closes_what_was_built(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[Any] = []
 
     def close(self: Any) -> None:

@@ -303,9 +303,7 @@ def waits(reason: str = "vanished") -> ScriptedEnv:
 
 @pytest.mark.filterwarnings("ignore:scripted_v0. agent_1")
 @pytest.mark.parametrize("done_on_any", [None, True, False])
-def test_check_env_finds_agents_that_are_only_waiting(
-    done_on_any: bool | None,
-) -> None:
+def test_check_env_finds_agents_that_are_only_waiting(done_on_any: bool | None) -> None:
     factory = lambda: PettingZooWrapper(waits(), done_on_any=done_on_any)  # noqa: E731
     with pytest.raises(ContractError) as raised:
         check_env(factory)
@@ -316,9 +314,7 @@ def test_check_env_finds_agents_that_are_only_waiting(
 
 @pytest.mark.filterwarnings("ignore:scripted_v0. agent_1")
 @pytest.mark.parametrize("done_on_any", [True, False])
-def test_agents_may_leave_for_good_or_with_a_flag(
-    done_on_any: bool,
-) -> None:
+def test_agents_may_leave_for_good_or_with_a_flag(done_on_any: bool) -> None:
     gone = Script(ends={"agent_1": (2, "vanished")})
     for make in (lambda: ScriptedEnv(gone), lambda: waits("terminated")):
         check_env(lambda make=make: PettingZooWrapper(make(), done_on_any=done_on_any))  # type: ignore[misc]

@@ -117,9 +117,7 @@ def test_check_env_finds_results_without_an_agent(spoil: Any, message: str) -> N
         *(([], {}, {}, {}, {}), ({}, [], {}, {}, {})),
     ],
 )
-def test_a_wrong_result_of_step_names_the_environment(
-    result: Any,
-) -> None:
+def test_a_wrong_result_of_step_names_the_environment(result: Any) -> None:
     raw = ScriptedEnv()
     env = BoundEnv(PettingZooWrapper(raw))
     raw.step = lambda actions: result  # type: ignore[method-assign]

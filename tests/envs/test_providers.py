@@ -94,9 +94,7 @@ def test_only_pettingzoo_tasks_need_a_render_mode() -> None:
         assert factory.keywords == expected  # type: ignore[attr-defined]
 
 
-def test_own_factories_get_their_render_mode(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_own_factories_get_their_render_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType("own_tasks")
     module.make = lambda render_mode=None: render_mode
     monkeypatch.setitem(sys.modules, "own_tasks", module)
@@ -113,9 +111,7 @@ def _built_by(task: str, family: Family) -> tuple[Any, ...]:
     return tuple(arguments)
 
 
-def test_own_tasks_need_no_pettingzoo(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_own_tasks_need_no_pettingzoo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pettingzoo", None)
     monkeypatch.delitem(sys.modules, "marl_collect.envs.pettingzoo.env", raising=False)
     factory = tasks.find_factory("workloads.counting:CountingEnv", {})

@@ -43,9 +43,7 @@ def test_missing_packages_of_a_task_are_listed(monkeypatch: pytest.MonkeyPatch) 
     assert "Box2D" not in available["sisl/pursuit_v5"]
 
 
-def test_missing_packages_have_their_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_packages_have_their_command(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [n for n in sys.modules if n.startswith("pettingzoo.sisl")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "Box2D", None)
@@ -53,9 +51,7 @@ def test_missing_packages_have_their_command(
         PettingZooEnv("multiwalker_v9")
 
 
-def test_families_of_other_packages_are_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_families_of_other_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     hide(monkeypatch, "mpe2")
     with pytest.raises(UnknownTaskError, match='pip install "mpe2"'):
         find_task("simple_tag_v3")

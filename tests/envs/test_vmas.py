@@ -248,9 +248,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         Collector(factory, frames_per_batch=2, policy_device="cuda:7")
 
 
-def test_worlds_leave_gpu_generators_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_worlds_leave_gpu_generators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all GPUs, also those that nobody has used yet."""
     seeded: list[int] = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)

@@ -261,9 +261,7 @@ def means_by_hand(hunters: Any, prey: Any, lengths: Any) -> dict[str, Any]:
     }
 
 
-def test_evaluations_collectors_and_datasets_name_means_alike(
-    tmp_path: Path,
-) -> None:
+def test_evaluations_collectors_and_datasets_name_means_alike(tmp_path: Path) -> None:
     with Collector(CountingEnv, frames_per_batch=200, seed=3) as collector:
         collector.next()
         stats = collector.stats()

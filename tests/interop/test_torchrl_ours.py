@@ -201,9 +201,7 @@ def _description(observation: Any, action: Any = None) -> Any:
     return EnvDescription("test", {"g": group})
 
 
-def test_without_torchrl_errors_name_the_extra(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_torchrl_errors_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "torchrl"]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "marl_collect.interop.torchrl")

@@ -498,9 +498,7 @@ def test_roots_and_groups_may_mix(observation: bool, reward: bool, done: bool) -
 
 
 @pytest.mark.parametrize("nested", ["reward", "done"])
-def test_an_action_at_the_root_of_two_agents_is_refused(
-    nested: str,
-) -> None:
+def test_an_action_at_the_root_of_two_agents_is_refused(nested: str) -> None:
     places = dict.fromkeys(("action", "observation", "reward", "done"), False)
     env = PartlyNestedEnv(**places | {nested: True})
     words = rf"\('agents', '{nested}'\) of group 'agents' has the shape \[2, 1\]"

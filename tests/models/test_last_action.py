@@ -62,9 +62,7 @@ def check_last_actions(batch: Any, groups: Any) -> int:
     return begun
 
 
-def test_rollouts_evaluations_and_saved_policies_hand_them_on(
-    tmp_path: Path,
-) -> None:
+def test_rollouts_evaluations_and_saved_policies_hand_them_on(tmp_path: Path) -> None:
     policy = small()
     with torch.no_grad():
         rollout = factory().rollout(30, policy, break_when_any_done=False)

@@ -232,9 +232,7 @@ def test_the_network_of_one_agent_has_the_same_tensors(name: str) -> None:
 
 
 @of_agents
-def test_agents_are_initialised_independently_within_torch_s_bounds(
-    name: str,
-) -> None:
+def test_agents_are_initialised_independently_within_torch_s_bounds(name: str) -> None:
     _, _, shared = AGENTS[name]
     eager: Any = CASES[name].build()
     again = copy.deepcopy(eager)

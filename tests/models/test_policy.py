@@ -316,9 +316,7 @@ def test_torchrls_ppo_loss_trains_a_policy(name: str) -> None:
 
 
 @pytest.mark.parametrize("n_prey", [0, 1, 3])
-def test_a_policy_of_another_environment_names_the_cure(
-    n_prey: int,
-) -> None:
+def test_a_policy_of_another_environment_names_the_cure(n_prey: int) -> None:
     policy = make_policy(CountingEnv(n_prey=2), num_cells=(4,))
     other = partial(CountingEnv, n_prey=n_prey)
     with pytest.raises((ValueError, KeyError), match="for this environment"):

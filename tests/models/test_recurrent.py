@@ -223,9 +223,7 @@ def test_set_recurrent_mode_ends_with_its_block() -> None:
 
 
 @pytest.mark.parametrize("kind", [MultiAgentGRU, MultiAgentLSTM])
-def test_a_sequence_begins_with_the_state_that_steps_have_carried(
-    kind: Any,
-) -> None:
+def test_a_sequence_begins_with_the_state_that_steps_have_carried(kind: Any) -> None:
     module = RecurrentModule(build(kind, False, False), "walker")
     assert module.out_keys[0] == ("walker", "embedding")
     steps: list[TensorDict] = []

@@ -219,9 +219,7 @@ def test_runs_compute_enough_rows(flops: float) -> None:
 
 
 @pytest.mark.usefixtures("all_worth_it")
-def test_a_policy_is_probed_once_for_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_policy_is_probed_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     probed, sizes = [], set()
     probe = ModuleRunner.probe
 
@@ -344,9 +342,7 @@ class Half(Adds):
         return x + self.share * x.mean(-2, keepdim=True)
 
 
-def test_copies_of_lying_policies_are_not_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_copies_of_lying_policies_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """After every change of settings, the copies are compared again."""
     locs = []
     for worth in (True, False):
@@ -367,9 +363,7 @@ def test_copies_of_lying_policies_are_not_used(
 
 
 @pytest.mark.usefixtures("all_worth_it")
-def test_mistakes_of_our_own_are_not_hidden(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_mistakes_of_our_own_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def mistaken(*_: Any) -> Any:
         raise ZeroDivisionError("a mistake")
 

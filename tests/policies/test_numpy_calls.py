@@ -126,9 +126,7 @@ def test_results_equal_those_of_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OF_TORCH)
-def test_what_numpy_computes_differently_is_left_to_torch(
-    name: str,
-) -> None:
+def test_what_numpy_computes_differently_is_left_to_torch(name: str) -> None:
     x = example()
     last = operations(OF_TORCH[name], x)[-1]
     assert numpy_calls(last, ROWS, is_constant(x)) is None

@@ -100,9 +100,7 @@ def test_a_guard_reads_numbers_of_any_dtype(dtype: torch.dtype) -> None:
     ],
     ids=["in place", "through a view", "out", "mask", "nonzero"],
 )
-def test_calls_without_repetition_are_refused(
-    call: Callable[[Tensor], Tensor],
-) -> None:
+def test_calls_without_repetition_are_refused(call: Callable[[Tensor], Tensor]) -> None:
     x = torch.randn(3)
     with pytest.raises(NotRepeatableError):
         record(lambda: call(x))

@@ -121,9 +121,7 @@ def test_a_change_outside_acts_after_some_frames_then_the_module_is_called(
         assert set(levels(it)) == {7.0}
 
 
-def test_comparisons_change_no_frame(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_comparisons_change_no_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs and random numbers are those of the recording in all frames."""
     batches = []
     for compares in (True, False):

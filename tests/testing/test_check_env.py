@@ -36,9 +36,7 @@ class Pair(MultiAgentEnv):
     """
 
     def __init__(
-        self,
-        harm: "Harm | None" = None,
-        description: EnvDescription = PAIR,
+        self, harm: "Harm | None" = None, description: EnvDescription = PAIR
     ) -> None:
         self.description_ = description
         self.harm = harm

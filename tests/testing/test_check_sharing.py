@@ -121,9 +121,7 @@ def test_few_episodes_are_enough(episodes: int) -> None:
 
 
 @pytest.mark.parametrize("kind", LEGAL)
-def test_check_env_accepts_odd_ones_that_share_nothing(
-    kind: type[Game],
-) -> None:
+def test_check_env_accepts_odd_ones_that_share_nothing(kind: type[Game]) -> None:
     check_env(partial(wrapped, kind))
 
 
@@ -135,9 +133,7 @@ def test_only_what_is_reported_is_wrong_here(kind: type[Game], layout: str) -> N
 
 @pytest.mark.processes
 @pytest.mark.parametrize("layout", IN_OTHERS)
-def test_what_a_process_shares_is_right_with_one_environment_each(
-    layout: str,
-) -> None:
+def test_what_a_process_shares_is_right_with_one_environment_each(layout: str) -> None:
     # All processes share the file. The group of the last one has another name.
     left_out: Kinds = (sharing.InFile, sharing.NumberedAgents)
     kinds: Kinds = [kind for kind in (*LEGAL, *SHARING) if kind not in left_out]

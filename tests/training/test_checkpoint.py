@@ -112,9 +112,7 @@ def test_resumes_exactly(number: int, code: int, tmp_path: Path, straight: Any) 
         assert torch.equal(value, resumed["policy"][name])
 
 
-def test_parts_other_than_those_of_the_checkpoint_are_errors(
-    tmp_path: Path,
-) -> None:
+def test_parts_other_than_those_of_the_checkpoint_are_errors(tmp_path: Path) -> None:
     rows: list[Any] = [(1, torch.ones(2))]
     Checkpoint(tmp_path, {"rows": rows}).save()
     parts: Any = {"rows": [], "layer": torch.nn.Linear(1, 1)}
@@ -161,9 +159,7 @@ print("never")
         assert rows == [1]
 
 
-def test_a_signal_after_the_loop_ends_the_program_all_saved(
-    tmp_path: Path,
-) -> None:
+def test_a_signal_after_the_loop_ends_the_program_all_saved(tmp_path: Path) -> None:
     program = f"""
 import os, signal
 from marl_collect import MultiSyncCollector

@@ -142,9 +142,7 @@ with module.Checkpoint(f"{folder}/run", {"data": data}, resume=True) as checkpoi
 """
 
 
-def test_ranks_killed_while_they_save_resume_from_one_moment(
-    tmp_path: Path,
-) -> None:
+def test_ranks_killed_while_they_save_resume_from_one_moment(tmp_path: Path) -> None:
     steps = 0
     for victim, moment, saves in [
         (1, "before writing", 2),
@@ -243,9 +241,7 @@ tried(True, print)
 """
 
 
-def test_errors_of_a_rank_in_saving_and_loading_are_of_all(
-    tmp_path: Path,
-) -> None:
+def test_errors_of_a_rank_in_saving_and_loading_are_of_all(tmp_path: Path) -> None:
     texts = run_ranks(tmp_path, ERRORS, 2)
     for rank, text in enumerate(texts):
         lines = [line for line in text.splitlines() if "Resumed" not in line]

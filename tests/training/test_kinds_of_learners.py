@@ -294,9 +294,7 @@ def test_mixing_gain_scales_the_initial_weights_of_mixer_and_target() -> None:
         assert (small.mixer(values + 1, observation) > one).all()
 
 
-def test_noise_stays_with_the_weights_of_another_learner(
-    tmp_path: Path,
-) -> None:
+def test_noise_stays_with_the_weights_of_another_learner(tmp_path: Path) -> None:
     name, saved = "maddpg-local-shared", tmp_path / "policy.pt"
     chosen = learner_of(pair, name).policy_options
     save_policy(saved, make_policy(pair, **chosen), pair, **chosen)

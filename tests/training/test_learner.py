@@ -78,9 +78,7 @@ def test_targets_begin_with_the_initial_weights(setup: str, tmp_path: Path) -> N
         assert (one == other).all()
 
 
-def test_the_policy_of_a_saved_learner_needs_no_options(
-    tmp_path: Path,
-) -> None:
+def test_the_policy_of_a_saved_learner_needs_no_options(tmp_path: Path) -> None:
     options = TINY.with_settings({"recurrent": "gru", "activation": "relu"})
     learner = make("mappo-centralised-own", options=options)
     learner.save(tmp_path / "learner.pt")

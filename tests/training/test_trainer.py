@@ -336,9 +336,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
         Trainer(task, IPPO, COUNTING, 0, tmp_path).run()
 
 
-def test_old_runs_have_new_defaults(
-    finished: tuple[Path, dict[str, Any]],
-) -> None:
+def test_old_runs_have_new_defaults(finished: tuple[Path, dict[str, Any]]) -> None:
     folder, result = finished
     task = task_of(CountingEnv)
     config = json.loads((folder / CONFIG).read_text())
@@ -382,9 +380,7 @@ def test_damaged_files_of_a_run_are_named(tmp_path: Path) -> None:
             Trainer(task, IPPO, COUNTING, 0, tmp_path, StopAt(0)).run()
 
 
-def test_the_checkpoint_restores_evaluations(
-    finished: tuple[Path, Any],
-) -> None:
+def test_the_checkpoint_restores_evaluations(finished: tuple[Path, Any]) -> None:
     folder, _ = finished
     before = (folder / EVALUATIONS).read_text()
     (folder / EVALUATIONS).write_text("")
@@ -417,9 +413,7 @@ def test_of_equal_evaluations_the_newest_weights_are_the_best(tmp_path: Path) ->
         assert torch.equal(saved["networks"]["policy"][name], tensor)
 
 
-def test_the_learning_rate_is_never_negative(
-    tmp_path: Path,
-) -> None:
+def test_the_learning_rate_is_never_negative(tmp_path: Path) -> None:
     options = COUNTING.with_settings({"frames": 50, "ppo.anneal": True})
     Trainer(task_of(CountingEnv), IPPO, options, 0, tmp_path).run()
     first, last = (row["lr"] for row in RunFolder(tmp_path).rows())
