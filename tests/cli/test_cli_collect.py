@@ -14,12 +14,12 @@ import psutil
 import pytest
 import torch
 from support.processes import SOON
-from support.scripts import Program, run_python, start_python
+from support.scripts import Program, start_python
 from support.stores import s3_server
 from typer.testing import CliRunner
 from workloads.counting import CountingEnv
 
-from marl_collect import Collector
+from marl_collect import Collector, record
 from marl_collect.cli.main import app
 from marl_collect.models import make_policy
 from marl_collect.storage import DatasetDescription, Writer, copy, open_dataset
@@ -136,20 +136,12 @@ def test_speed_counts_writing(
     assert re.search(rf"frames/s +{frames / 100:,.0f}, writing", result.output)
 
 
-RECORD = """
-from marl_collect import record
-from workloads.counting import CountingEnv
-record("e", CountingEnv, episodes=5, num_workers=2, seed=4)
-"""
-
-
 def test_episodes_collects_only_complete_episodes(tmp_path: Path) -> None:
     options = [COUNTING, "--episodes", "5", "--workers", "2", "--seed", "4"]
     process = collect(tmp_path, *options, "--policy", "random", "--out", "d")
     assert process.returncode == 0, process.stderr
     dataset = open_dataset(tmp_path / "d")
-    run_python("-c", RECORD, cwd=tmp_path, check=True)
-    expected = open_dataset(tmp_path / "e")
+    expected = record(tmp_path / "e", CountingEnv, episodes=5, num_workers=2, seed=4)
     assert len(dataset.trajectories) == len(expected.trajectories) == 5
     assert dataset.trajectories.episodes == expected.trajectories.episodes
     assert (dataset.transitions[:] == expected.transitions[:]).all()

@@ -213,10 +213,7 @@ def test_a_dataset_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_frames_are_decoded_where_the_user_says(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: str,
-    options: tuple[str, ...],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, options: Any
 ) -> None:
     if command == "export":
         pytest.importorskip("minari", reason="needs the extra minari")

@@ -132,10 +132,7 @@ def test_resuming_takes_no_task_from_the_folder(command: Path, proof: Path) -> N
 
 @pytest.mark.parametrize("arguments", COMMANDS)
 def test_the_settings_of_a_run_lead_to_no_folder(
-    arguments: list[str],
-    lua: dict[str, Any],
-    proof: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: Any, lua: Any, proof: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(proof.parent)
     folder = write_run(proof.parent / "run", LAB2D, lua)

@@ -222,14 +222,6 @@ def frames(make_env: Callable[[], Any], policy: Any = None, **options: Any) -> A
         return collector.next()
 
 
-@pytest.mark.parametrize("make_env", ENVIRONMENTS.values(), ids=ENVIRONMENTS)
-def test_wrappers_without_changes_keep_the_data(make_env: Callable[[], Any]) -> None:
-    expected = frames(make_env)
-    actual = frames(lambda: Plain(make_env()))
-    assert set(actual.keys(True, True)) == set(expected.keys(True, True))
-    assert (actual == expected).all()
-
-
 def test_what_a_wrapper_leaves_alone_is_the_same_memory() -> None:
     env = OthersRewards(Reputation(counting(image=(4, 4, 3), state=True)))
     row = allocate(env.description.row())
@@ -261,15 +253,6 @@ def test_agents_observe_the_last_rewards_of_others() -> None:
     first_rewards = batch["hunter", "observation", "rewards"][:, 1:]
     assert (first_rewards[dones] == 0).all()
     assert dones.sum() > 1
-
-
-def test_rewards_change_in_place_but_for_agents_that_were_done() -> None:
-    plain, bonus = frames(counting), frames(lambda: Bonus(counting()))
-    for group in ("hunter", "prey"):
-        alive = ~plain[group, "done"]
-        before, after = (b["next", group, "reward"] for b in (plain, bonus))
-        assert (after == torch.where(alive, before + 1, 0)).all()
-        assert not alive.all()
 
 
 def test_an_agent_that_returns_has_a_row_again() -> None:

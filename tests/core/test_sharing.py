@@ -122,16 +122,8 @@ def test_two_that_share_one_are_refused(sharing: Callable[[], Factory]) -> None:
     factory = sharing()
     with pytest.raises(TypeError, match=MESSAGE):
         Collector([factory, factory], frames_per_batch=20, total_frames=20)
-
-
-@pytest.mark.parametrize("sharing", SHARING)
-def test_one_that_could_be_shared_is_collected(sharing: Callable[[], Factory]) -> None:
     with Collector(sharing(), frames_per_batch=20, total_frames=20) as collector:
         assert sum(batch.numel() for batch in collector) == 20
-
-
-@pytest.mark.parametrize("sharing", SHARING)
-def test_check_env_names_what_is_shared(sharing: Callable[[], Factory]) -> None:
     with pytest.raises(ContractError, match="share one"):
         check_env(sharing())
 
@@ -152,10 +144,6 @@ def in_evaluate(factory: Factory) -> None:
     evaluate(None, factory, episodes=2, num_workers=1, envs_per_worker=2)
 
 
-def in_record(factory: Factory, path: Any) -> None:
-    record(path, factory, frames=40, num_workers=1, envs_per_worker=2)
-
-
 LAYOUTS = [in_one_worker, in_serial_env, in_a_process_of_parallel_env, in_evaluate]
 
 
@@ -172,7 +160,7 @@ def test_every_layout_refuses_environments_of_one_process_that_share_one(
 @pytest.mark.processes
 def test_record_refuses_environments_of_a_process_that_share_one(tmp_path: Any) -> None:
     with pytest.raises(TypeError, match=MESSAGE):
-        in_record(with_lambda(), tmp_path / "data")
+        record(tmp_path / "data", with_lambda(), frames=40, envs_per_worker=2)
 
 
 def test_the_message_names_the_object_and_the_factory_to_write() -> None:

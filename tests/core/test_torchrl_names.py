@@ -110,17 +110,14 @@ def test_rollout_takes_torchrls_options() -> None:
 
 def test_random_policies_take_spaces_and_specs() -> None:
     env = CountingEnv()
-    frames = env.rollout(8, RandomPolicy(env.action_space), break_when_any_done=False)
-    for key in env.action_keys:
-        space = env.action_space[key[0]][key[1]]
-        assert all(space.contains(a.numpy()) for a in frames[key])
     interop = pytest.importorskip("marl_collect.interop.torchrl")
     pytest.importorskip("torchrl")
     spec = interop.to_torchrl(env).full_action_spec
-    frames = CountingEnv().rollout(8, RandomPolicy(spec))
-    for key in env.action_keys:
-        space = env.action_space[key[0]][key[1]]
-        assert all(space.contains(a.numpy()) for a in frames[key])
+    for actions in (env.action_space, spec):
+        frames = env.rollout(8, RandomPolicy(actions), break_when_any_done=False)
+        for key in env.action_keys:
+            space = env.action_space[key[0]][key[1]]
+            assert all(space.contains(a.numpy()) for a in frames[key])
     with pytest.raises(TypeError, match="a Gymnasium space or a TorchRL spec"):
         RandomPolicy(3)
 

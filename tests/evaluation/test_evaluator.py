@@ -30,16 +30,6 @@ def policy(td: TensorDictBase) -> TensorDictBase:
     return td.set(("prey", "action"), td.get(("prey", "observation"))[..., :2])
 
 
-def test_exactly_the_wanted_episodes_are_played() -> None:
-    evaluation = evaluate(policy, [CountingEnv] * 3, episodes=10, seeds=3)
-    assert [e.environment for e in evaluation.episodes] == list(range(10))
-    assert evaluation.lengths == [e.length for e in evaluation.episodes]
-    team = [sum(map(sum, e.returns.values())) for e in evaluation.episodes]
-    assert evaluation.team_returns == team
-    assert evaluation.mean_team_return == pytest.approx(sum(team) / 10)
-    assert evaluation.mean_agent_return == pytest.approx(sum(team) / 10 / 5)
-
-
 def test_a_continued_evaluation_goes_on_with_numbers_and_seeds() -> None:
     with Evaluator(policy, [CountingEnv] * 2, seeds=3) as evaluator:
         whole = evaluator.evaluate(9)
@@ -163,11 +153,6 @@ def test_an_evaluation_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -
         evaluate(None, [CountingEnv, endless], episodes=2)
     evaluation = evaluate(None, endless, episodes=1, max_frames_per_traj=700)
     assert evaluation.lengths == [700]
-
-
-def test_no_episodes_is_refused() -> None:
-    with pytest.raises(ValueError, match="episodes"):
-        evaluate(None, CountingEnv, episodes=0)
 
 
 def test_options_about_batches_are_refused() -> None:

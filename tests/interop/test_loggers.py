@@ -148,8 +148,8 @@ def test_packages_are_named(
     )
     monkeypatch.setattr(loggers, "LOGGERS", {name: (package,)})
     extra = package in ("torchrl", "tensorboard")
-    name = '"marl-collect[loggers]"' if extra else package
-    command = f"pip install {name}"
+    wanted = '"marl-collect[loggers]"' if extra else package
+    command = f"pip install {wanted}"
     message = f"The logger {name} needs {package}.*: {re.escape(command)}$"
     with pytest.raises(MissingPackageError, match=message):
         check_logger(name)

@@ -54,14 +54,8 @@ def test_an_environment_passes_check_env_specs(changes: Any, size: Any) -> None:
     assert env.is_closed
 
 
-@pytest.mark.processes
-def test_a_parallel_environment_passes_check_env_specs() -> None:
-    env = to_torchrl(ParallelEnv(2, CountingEnv))
-    check_env_specs(env)
-    env.close()
-
-
 REAL = {
+    "torchrl": partial(ParallelEnv, 2, CountingEnv),
     "mpe2": partial(PettingZooEnv, "simple_tag_v3", max_cycles=8, return_state=True),
     "Box2D": partial(PettingZooEnv, "multiwalker_v9", agent_ids=True),
     "pettingzoo": partial(PettingZooEnv, "tictactoe_v3", parallel=False),
@@ -69,6 +63,7 @@ REAL = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("library", REAL)
 def test_real_environments_pass_check_env_specs(library: Any) -> None:
     pytest.importorskip(library, reason=f"needs {library}")
@@ -176,9 +171,6 @@ def test_spaces_are_converted_to_matching_specs() -> None:
 def test_actions_have_the_spec_of_their_space(action: Any, kind: Any) -> None:
     description = _description(spaces.Box(-1, 1, (2,)), action)
     assert isinstance(action_spec(description, ())["g", "action"], kind)
-
-
-def test_one_hot_actions_have_a_one_hot_spec() -> None:
     env = CountingEnv(categorical_actions=False)
     spec = action_spec(env.description, ())["hunter", "action"]
     assert isinstance(spec, OneHot)

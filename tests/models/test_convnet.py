@@ -44,12 +44,9 @@ def test_group_norm_is_applied_per_agent() -> None:
     torch.testing.assert_close(net(x), torch.stack(expected, 1))
 
 
-def test_lists_of_different_lengths_are_an_error() -> None:
+def test_options_that_do_not_fit_each_other_are_errors() -> None:
     with pytest.raises(ValueError, match=r"strides=\[1\] has 1 entries.*2 layers"):
         conv(False, False, strides=[1])
-
-
-def test_arguments_of_a_normalisation_need_its_class() -> None:
     with pytest.raises(ValueError, match="norm_kwargs .* without norm_class"):
         MultiAgentConvNet(2, False, True, norm_kwargs={"num_groups": 2})
 
@@ -124,24 +121,15 @@ def test_images_become_floats_with_channels_first() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_images_keep_the_channels_last_in_memory(dtype: torch.dtype) -> None:
-    """Convolutions are faster with them."""
-    image = torch.zeros(2, 30, 31, 3, dtype=torch.uint8)
+def test_images_are_rounded_once_in_either_order_of_memory(dtype: torch.dtype) -> None:
+    """By default channels are last in memory, so that convolutions are faster."""
+    image = torch.randint(0, 256, (2, 30, 31, 3), dtype=torch.uint8)
     out = ImageInput(dtype=dtype)(image)
     assert out.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_images_can_be_made_contiguous() -> None:
-    image = torch.randint(0, 256, (2, 30, 31, 3), dtype=torch.uint8)
-    out = ImageInput(memory_format=torch.contiguous_format)(image)
-    assert out.is_contiguous()
-    assert torch.equal(out, ImageInput()(image))
-
-
-def test_images_of_bfloat16_are_rounded_once() -> None:
-    image = torch.randint(0, 256, (2, 30, 31, 3), dtype=torch.uint8)
-    out = ImageInput(dtype=torch.bfloat16)(image)
-    assert torch.equal(out, (image.movedim(-1, -3) / 255).bfloat16())
+    assert torch.equal(out, (image.movedim(-1, -3) / 255).to(dtype))
+    other = ImageInput(dtype=dtype, memory_format=torch.contiguous_format)(image)
+    assert other.is_contiguous()
+    assert torch.equal(other, out)
 
 
 def test_loc_scale_equals_tensordicts_extractor() -> None:

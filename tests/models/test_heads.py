@@ -39,13 +39,7 @@ HEADS = {
     "normal": lambda: NormalHead(3, OPTIONS),
     "tanh": lambda: TanhNormalHead(LOW, HIGH, OPTIONS),
 }
-SHAPES = {
-    "categorical": (),
-    "one_hot": (4,),
-    "multi": (2,),
-    "normal": (3,),
-    "tanh": (3,),
-}
+SHAPES = {"one_hot": (4,), "multi": (2,), "normal": (3,), "tanh": (3,)}
 
 
 def parameters(head: Any, batch: int = 6) -> Any:
@@ -71,7 +65,7 @@ def test_actions_and_log_probabilities_of_each_agent(name: str) -> None:
     head = HEADS[name]()
     out = head(parameters(head))
     action = out["walker", "action"]
-    assert action.shape == (6, 2, *SHAPES[name])
+    assert action.shape == (6, 2, *SHAPES.get(name, ()))
     is_number = name in ("normal", "tanh")
     assert action.dtype == (torch.float32 if is_number else torch.int64)
     assert out["walker", "action_log_prob"].shape == (6, 2)
@@ -169,14 +163,9 @@ def test_epsilon_is_spread_over_legal_actions_and_the_best_gets_the_rest() -> No
     logits = EpsilonGreedyLogits(0.3)(VALUES, LEGAL)
     expected = torch.tensor([[[0.1, 0.8, 0.1, 0.0]]])
     torch.testing.assert_close(logits.softmax(-1), expected, atol=1e-5, rtol=0)
-
-
-def test_the_mode_is_the_best_action_even_if_all_are_equally_likely() -> None:
+    # The mode is the best action, even if all are equally likely.
     assert EpsilonGreedyLogits(1.0)(VALUES).argmax(-1).item() == 3
     assert EpsilonGreedyLogits(1.0)(VALUES, LEGAL).argmax(-1).item() == 1
-
-
-def test_logits_are_finite_with_epsilon_zero() -> None:
     assert EpsilonGreedyLogits(0.0)(VALUES, LEGAL).isfinite().all()
 
 
@@ -259,10 +248,8 @@ def test_masked_gradients_are_finite() -> None:
 
 def test_one_hot_equals_categorical() -> None:
     logits, mask = masked()
-    plain, one_hot = (
-        MaskedCategorical(logits, mask),
-        MaskedOneHotCategorical(logits, mask),
-    )
+    plain = MaskedCategorical(logits, mask)
+    one_hot = MaskedOneHotCategorical(logits, mask)
     noise = torch.rand(*plain.noise_shape)
     action = plain.sample_from_noise(noise)
     assert torch.equal(one_hot.sample_from_noise(noise), F.one_hot(action, 5))

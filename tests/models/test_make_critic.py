@@ -63,19 +63,13 @@ def test_values_per_agent(
 
 def test_a_centralised_critic_of_vectors_is_a_cross_group_critic() -> None:
     description = EnvDescription("vectors", {"one": VECTOR})
-    assert isinstance(make_critic(description, centralised=True), CrossGroupCritic)
     assert not isinstance(make_critic(description), CrossGroupCritic)
-
-
-def test_hidden_layers_of_a_cross_group_critic_have_their_own_units() -> None:
-    description = EnvDescription("vectors", {"one": VECTOR})
     critic = make_critic(description, centralised=True, num_cells=(8, 16, 4))
+    assert isinstance(critic, CrossGroupCritic)
     trunk = [m for m in critic.module.trunk if isinstance(m, torch.nn.Linear)]
     assert [layer.out_features for layer in trunk[:-1]] == [8, 16, 4]
     assert critic(observe(description, 3))["one", "state_value"].shape[0] == 3
-
-
-def test_a_cross_group_critic_reads_the_only_vector_of_nested_observations() -> None:
+    # It reads the only vector of nested observations.
     cards = spaces.Dict({"cards": spaces.Box(-1, 1, (4,), np.float32)})
     nested = GroupDescription(("c",), cards, spaces.Discrete(2))
     description = EnvDescription("nested", {"one": VECTOR, "two": nested})
@@ -86,10 +80,8 @@ def test_a_cross_group_critic_reads_the_only_vector_of_nested_observations() -> 
 
 
 def test_an_option_of_policies_only_is_refused() -> None:
-    with pytest.raises(
-        TypeError,
-        match="no option 'check_mask'. Its options are actions, activation_cl",
-    ):
+    message = "no option 'check_mask'. Its options are actions, activation_cl"
+    with pytest.raises(TypeError, match=message):
         make_critic(BOTH, check_mask=False)
 
 
@@ -97,20 +89,11 @@ SIZES = {"wolf": (2, 3), "sheep": (4, 5)}
 
 
 def specs(kind: Any = CrossCriticGroupSpec, **changed: Any) -> Any:
-    return {
-        name: kind(
-            **(
-                {
-                    "obs_dim": size,
-                    "n_agents": n,
-                    "obs_key": (name, "observation"),
-                    "value_key": (name, "state_value"),
-                }
-                | changed
-            )
-        )
-        for name, (n, size) in SIZES.items()
-    }
+    made = {}
+    for name, (n, size) in SIZES.items():
+        keys = {"obs_key": (name, "observation"), "value_key": (name, "state_value")}
+        made[name] = kind(**({"obs_dim": size, "n_agents": n} | keys | changed))
+    return made
 
 
 def batch(*shape: Any) -> Any:

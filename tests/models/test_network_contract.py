@@ -59,18 +59,13 @@ def qmix(size: int = 4, **options: Any) -> nn.Module:
 
 
 def critic(*, share_params: bool, **options: Any) -> nn.Module:
-    groups = {
-        name: CrossCriticGroupSpec(
-            obs_dim=size,
-            n_agents=n,
-            obs_key=(name, "observation"),
-            value_key=(name, "state_value"),
-        )
-        for name, (n, size) in {"a": (2, 3), "b": (1, 4)}.items()
-    }
-    whole = CrossGroupCritic(
-        groups, share_params=share_params, d_model=4, trunk_cells=5, **options
-    )
+    groups = {}
+    for name, n, size in (("a", 2, 3), ("b", 1, 4)):
+        keys: Any = {"obs_key": (name, "observation")}
+        keys["value_key"] = (name, "state_value")
+        groups[name] = CrossCriticGroupSpec(obs_dim=size, n_agents=n, **keys)
+    sizes: Any = {"d_model": 4, "trunk_cells": 5}
+    whole = CrossGroupCritic(groups, share_params=share_params, **sizes, **options)
     inner: nn.Module = whole.module
     return inner
 
@@ -188,13 +183,9 @@ def test_each_agent_computes_what_its_own_network_of_torch_does(name: str) -> No
     net: Any = CASES[name].build().double()
     (x,) = (tensor.requires_grad_() for tensor in CASES[name].x(5, dtype=DOUBLE))
     singles = [net.get_stateful_net(None if shared else agent) for agent in range(N)]
-    expected = torch.stack(
-        [
-            single(x.flatten(1, 2) if centralised else x[:, agent])
-            for agent, single in enumerate(singles)
-        ],
-        1,
-    )
+    seen = [x.flatten(1, 2)] * N if centralised else x.unbind(1)
+    pairs = zip(singles, seen, strict=True)
+    expected = torch.stack([single(row) for single, row in pairs], 1)
     torch.testing.assert_close(net(x), expected, atol=1e-10, rtol=0)
     weights = torch.randn_like(expected)
     (expected * weights).sum().backward()

@@ -17,7 +17,6 @@ from marl_collect.models import MultiAgentMLP, make_policy
 from marl_collect.policies import by_row
 from marl_collect.policies.module import ModuleRunner
 
-ENVIRONMENTS = 4
 ALONE = "Runs on the rows of its agents only."
 Agents = tuple[str, ...]
 
@@ -44,12 +43,7 @@ def two(build: Any, **options: Any) -> dict[str, Any]:
 
 
 def start(
-    build: Any,
-    policies: Any,
-    kind: Any = Collector,
-    *,
-    n_envs: int = ENVIRONMENTS,
-    **options: Any,
+    build: Any, policies: Any, kind: Any = Collector, *, n_envs: int = 4, **options: Any
 ) -> Any:
     keywords = {"assign": by_seed, "seed": 3, "frames_per_batch": 10 * n_envs} | options
     return kind([build] * n_envs, policies=policies, **keywords)
@@ -250,7 +244,7 @@ def test_hooks_see_all_rows() -> None:
     )
     with start(plain, policies) as collector:
         collector.next()
-    assert set(shapes) == {torch.Size([ENVIRONMENTS])}
+    assert set(shapes) == {torch.Size([4])}
 
 
 @pytest.mark.usefixtures("all_worth_it")

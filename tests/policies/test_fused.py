@@ -108,10 +108,7 @@ class Acting:
 
 
 def pair(
-    policy: Any,
-    description: EnvDescription,
-    size: int = 2,
-    interaction_type: InteractionType = RANDOM,
+    policy: Any, description: Any, size: int = 2, interaction_type: Any = RANDOM
 ) -> tuple[Acting, Acting]:
     """Return the policy fused, and the policy called."""
     fused = FusedRunner(ModuleRunner(policy, description, size, how=interaction_type))
@@ -120,11 +117,7 @@ def pair(
 
 
 def check_equal(
-    acting: tuple[Acting, Acting],
-    interaction_type: InteractionType = RANDOM,
-    *,
-    seed: int = 0,
-    fused: bool = True,
+    acting: Any, interaction_type: Any = RANDOM, *, seed: int = 0, fused: bool = True
 ) -> list[Any]:
     """Compare all outputs of some frames; return those of the fused runner."""
     slots = []

@@ -171,6 +171,7 @@ def written_after(x: Tensor) -> Tensor:
     return logits.add_(1).softmax(-1)
 
 
+LEFT = ["logsumexp", "sub"]
 SOFTMAXES: dict[str, tuple[Callable[[Tensor], Tensor], list[str]]] = {
     "distribution": (normalised, ["logsumexp", "_log_softmax", "exp", "mul", "add"]),
     "of transposed logits": (
@@ -185,15 +186,9 @@ SOFTMAXES: dict[str, tuple[Callable[[Tensor], Tensor], list[str]]] = {
         lambda x: x - (x * 2).logsumexp(-1, keepdim=True),
         ["mul", "logsumexp", "sub"],
     ),
-    "of two dimensions": (
-        lambda x: x - x.logsumexp((0, 1), keepdim=True),
-        ["logsumexp", "sub"],
-    ),
-    "of a square": (lambda x: x - x.logsumexp(-1), ["logsumexp", "sub"]),
-    "scaled": (
-        lambda x: x.sub(x.logsumexp(-1, keepdim=True), alpha=2),
-        ["logsumexp", "sub"],
-    ),
+    "of two dimensions": (lambda x: x - x.logsumexp((0, 1), keepdim=True), LEFT),
+    "of a square": (lambda x: x - x.logsumexp(-1), LEFT),
+    "scaled": (lambda x: x.sub(x.logsumexp(-1, keepdim=True), alpha=2), LEFT),
 }
 
 

@@ -45,10 +45,7 @@ def test_updates_are_compared_in_their_first_frame() -> None:
     frames = [check.choose(1_000, [slot // 5]) for slot in range(100)]
     assert set(frames[15::5]) == {0}
     assert set(frames[15:]) == {0, NEVER}
-
-
-def test_an_empty_slot_has_no_frame_to_compare() -> None:
-    assert SpotCheck().choose(0, []) == NEVER
+    assert SpotCheck().choose(0, []) == NEVER  # An empty slot has no frame.
 
 
 @pytest.mark.parametrize(

@@ -102,11 +102,7 @@ def test_the_policy_of_a_saved_learner_needs_no_options(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_of_another_learner_is_refused_before_anything_changes(
-    saved: str,
-    setup: str | None,
-    settings: dict[str, Any],
-    message: str,
-    tmp_path: Path,
+    saved: str, setup: Any, settings: Any, message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "learner.pt"
     first = make(saved, seed=3)

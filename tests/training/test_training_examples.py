@@ -6,6 +6,7 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,11 +58,7 @@ on_ray = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(500)]
     "name", [pytest.param(n, marks=on_ray if "Ray" in n else ()) for n in RUNS]
 )
 def test_an_example_prints_progress_and_writes_its_table_and_policy(
-    name: str,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, tmp_path: Path, request: Any, monkeypatch: Any, capsys: Any
 ) -> None:
     settings, library = RUNS[name]
     pytest.importorskip(library)
@@ -163,12 +160,7 @@ def test_an_example_is_short_and_says_how_to_run_it() -> None:
     ],
 )
 def test_an_example_refuses_what_would_give_wrong_results(
-    name: str,
-    settings: str,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, settings: str, message: str, tmp_path: Any, monkeypatch: Any, capsys: Any
 ) -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
     skip_without("meltingpot", "needs the extra meltingpot")
