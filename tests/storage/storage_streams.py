@@ -8,7 +8,9 @@ import errno
 import itertools
 import os
 import random
-from collections.abc import Iterable, Iterator, Mapping
+import signal
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,6 +47,8 @@ DTYPES = (
     torch.complex64,
 )
 SHAPES = ((), (1,), (2, 3), (0,), (2, 0), (40, 36, 3))
+CALLS = ("fsync", "rename", "replace", "unlink", "utime", "open")
+"""Functions of ``os`` that change what is on disk."""
 Frame = dict[tuple[str, ...], bytes]
 
 
@@ -246,20 +250,59 @@ class BrokenDiskError(OSError):
     """A disk that fails."""
 
 
-@contextmanager
-def failing(call: int, number: int = errno.EIO) -> Iterator[None]:
-    """Let the calls that change what is on disk fail, from one of them on."""
+def act_at_calls(
+    patch: pytest.MonkeyPatch,
+    names: Iterable[str],
+    before: Callable[[int], object] = lambda _: None,
+    after: Callable[[int], object] = lambda _: None,
+) -> None:
+    """Call these with the number of each call of functions of ``os``."""
     calls = itertools.count()
 
     def wrap(function: Any) -> Any:
         def wrapped(*args: Any, **keywords: Any) -> Any:
-            if next(calls) >= call:
-                raise BrokenDiskError(number, "broken disk")
-            return function(*args, **keywords)
+            before(call := next(calls))
+            try:
+                return function(*args, **keywords)
+            finally:  # Also where it fails, such as to remove what is not there.
+                after(call)
 
         return wrapped
 
+    for name in names:
+        patch.setattr(os, name, wrap(getattr(os, name)))
+
+
+@contextmanager
+def failing(call: int, number: int = errno.EIO) -> Iterator[None]:
+    """Let the calls that change what is on disk fail, from one of them on."""
+
+    def fail(current: int) -> None:
+        if current >= call:
+            raise BrokenDiskError(number, "broken disk")
+
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("open", "fsync", "rename"):
-            patch.setattr(os, name, wrap(getattr(os, name)))
+        act_at_calls(patch, ("open", "fsync", "rename"), before=fail)
         yield
+
+
+def killed(call: int, after: bool, work: Callable[[Path], Any], folder: Path) -> bool:
+    """Call ``work`` in a fork that dies before or after a call; return if it died."""
+
+    def die(current: int) -> None:
+        if current == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            when: Any = {"after" if after else "before": die}
+            act_at_calls(pytest.MonkeyPatch(), CALLS, **when)
+            work(folder)
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - the fork must end
+            traceback.print_exc()
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status in (0, -signal.SIGKILL), "the fork failed"
+    return status != 0

@@ -1,15 +1,25 @@
-"""What a dataset says about its frames, and where the cache is."""
+"""What a dataset says about its frames, where its cache is, and copies of it.
+
+Copies are between folders, a memory file system and a local S3 server.
+"""
 
 import errno
 import os
 import shutil
-from collections.abc import Iterable
+import sys
+import uuid
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import fsspec
 import numpy as np
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 from gymnasium import spaces
 from storage_streams import (
     ABOUT,
@@ -22,11 +32,20 @@ from storage_streams import (
     write,
 )
 from support.scripts import run_python
+from support.stores import s3_server
 
-from marl_collect import open_dataset
 from marl_collect.core.seeding import episode_seed
 from marl_collect.core.tensordicts import flatten
-from marl_collect.storage import Dataset, DatasetError, Writer, copy, copying, files
+from marl_collect.storage import (
+    Dataset,
+    DatasetDescription,
+    DatasetError,
+    Writer,
+    copy,
+    copying,
+    files,
+    open_dataset,
+)
 from marl_collect.storage import dataset as opening
 from marl_collect.storage.card import describe_space
 from marl_collect.storage.statistics import Range
@@ -52,27 +71,16 @@ def test_the_card_shows_what_the_dataset_holds(
     ranges = {k: Range(v.min().item(), v.max().item()) for k, v in frames.items()}
     assert dataset.transitions.ranges() == ranges
     trajectories = dataset.trajectories
-    returns = {
-        (group, f"{group}_{agent}"): [
-            float(episode["next", group, "reward"][:, agent].sum())
-            for episode in trajectories
-        ]
-        for group, agents in (("hunter", 2), ("prey", 3))
-        for agent in range(agents)
-    }
-    sums = [*map(sum, zip(*returns.values(), strict=True))]
-    numbers = {("all", "team sum"): sums, ("all", "length"): [*map(len, trajectories)]}
+    sums = trajectories.returns
+    numbers = {("all", "team sum"): sums, ("all", "length"): trajectories.lengths}
+    for group, returns in trajectories.agent_returns.items():
+        numbers |= {
+            (group, f"{group}_{i}"): values for i, values in enumerate(returns.T)
+        }
     rows = [
         (*names, *(f"{f(values):,.5g}" for f in (np.mean, np.std, np.min, np.max)))
-        for names, values in (numbers | returns).items()
+        for names, values in numbers.items()
     ]
-    stats = trajectories.stats()
-    expected = np.mean(list(returns.values()), 1)
-    assert stats["mean_length"] == pytest.approx(trajectories.lengths.mean())
-    assert stats["mean_team_return"] == pytest.approx(expected.sum())
-    assert stats["mean_agent_return"] == pytest.approx(expected.mean())
-    assert stats["mean_returns"]["hunter"] == pytest.approx(expected[:2])
-    assert stats["mean_group_returns"]["prey"] == pytest.approx(expected[2:].mean())
     for line in (
         "| `('hunter', 'image')` | [2, 40, 36, 3] | uint8 | 0 | 255 | 0 |",
         "900 frames",
@@ -99,7 +107,7 @@ def test_every_space_has_a_short_text() -> None:
         assert describe_space(space) == text
 
 
-def test_several_folders_are_read_as_one(path: Path, tmp_path: Path) -> None:
+def test_several_folders_are_read_as_one_and_saved(path: Path, tmp_path: Path) -> None:
     cache, more, other = (tmp_path / name for name in ("cache", "e", "other"))
     add_run(more, 2)
     both = open_dataset([more, path], cache=cache)
@@ -113,6 +121,11 @@ def test_several_folders_are_read_as_one(path: Path, tmp_path: Path) -> None:
         episode_seed([2, 0, 1][run], number >> 32, number & 0xFFFFFFFF)
         for run, number in zip(episodes.run_numbers, ids, strict=True)
     ]
+    few = episodes[::2].select("hunter", "next", ("collector", "traj_ids"))
+    few.save(tmp_path / "few")  # The state machine saves, too, and in several files.
+    saved = open_dataset(tmp_path / "few").trajectories
+    assert saved.seeds == few.seeds
+    assert (saved.transitions[:] == few.transitions[:]).all()
     add_run(other, 0, task="another")
     with pytest.raises(DatasetError, match="task is 'another', but 'c' in"):
         open_dataset([path, other], cache=cache)
@@ -125,25 +138,6 @@ def test_several_folders_are_read_as_one(path: Path, tmp_path: Path) -> None:
     for wrong in (b"data", None, 3, [b"data"]):
         with pytest.raises(TypeError, match="path must be a string, a Path or a seq"):
             open_dataset(wrong)
-
-
-def test_a_selection_is_saved_as_a_dataset(path: Path, tmp_path: Path) -> None:
-    """The state machine saves, too, and in several files."""
-    few = open_dataset(path).trajectories[::2]
-    few = few.select("hunter", "next", ("collector", "traj_ids"))
-    few.save(tmp_path / "b")
-    saved = open_dataset(tmp_path / "b").trajectories
-    assert saved.seeds == few.seeds
-    assert (saved.transitions[:] == few.transitions[:]).all()
-    refusals: Any = (
-        (FileExistsError, "exists", few, "b"),
-        (ValueError, "no episodes", few[:0], "x"),
-        (KeyError, "traj_ids", few.select("hunter"), "x"),
-    )
-    for error, message, selection, name in refusals:
-        with pytest.raises(error, match=message):
-            selection.save(tmp_path / name)
-    assert {entry.name for entry in tmp_path.iterdir()} == {"b", "d"}
 
 
 def test_a_cache_that_cannot_be_written_is_elsewhere(
@@ -184,21 +178,20 @@ def test_a_deleted_run_is_no_part_of_the_joined_file_behind_it(tmp_path: Path) -
 def test_a_reader_that_waited_keeps_the_newer_cache(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = len(open_dataset(path))
+    before, state = len(open_dataset(path)), path / ".cache" / "state.json"
     states: list[bytes] = []
 
     def older(folder: Path) -> list[files.BatchFile]:
+        monkeypatch.undo()
         listed = files.list_files(folder)
-        if not states:  # Meanwhile another one writes, and a third one opens it.
-            states.append(b"")
-            add_run(path, 2)
-            open_dataset(path)
-            states.append((path / ".cache" / "state.json").read_bytes())
+        add_run(path, 2)  # Meanwhile another one writes, and a third one opens it.
+        open_dataset(path)
+        states.append(state.read_bytes())
         return listed
 
     monkeypatch.setattr(opening, "list_files", older)
     assert len(open_dataset(path)) == before + 300
-    assert (path / ".cache" / "state.json").read_bytes() == states[1]
+    assert [state.read_bytes()] == states
 
 
 @pytest.mark.parametrize("use", ["open", "copy", "copy what is new"])
@@ -253,3 +246,216 @@ def test_what_needs_pyarrow_says_what_to_install(use: str, output: str) -> None:
     assert output in process.stdout
     assert bool(output) != ('pip install "marl-collect[datasets]"' in process.stderr)
     assert ("Traceback" in process.stderr) == use.startswith("from")
+
+
+Location = tuple[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[dict[str, Any]]:
+    with s3_server() as options:
+        yield options
+
+
+@pytest.fixture(params=["folder", "memory", "s3"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+    """Where nothing is, and the options of its file system."""
+    name = uuid.uuid4().hex
+    MemoryFileSystem.clear_instance_cache()  # What was patched stays in an instance.
+    if request.param == "s3":
+        return f"s3://bucket/{name}", request.getfixturevalue("server")
+    places = {"folder": str(tmp_path / name), "memory": f"memory://store/{name}"}
+    return places[request.param], {}
+
+
+URLS = pytest.mark.parametrize("location", ["memory", "s3"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the user's caches."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    return tmp_path / "caches"
+
+
+def write_files(path: Path, seed: int) -> None:
+    """Write a run of three files."""
+    with patch("marl_collect.storage.writer._SMALL_BYTES", 0):
+        write(path, Stream(seed).batches(3))
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    """Two runs of three files each."""
+    for seed in range(2):
+        write_files(tmp_path / "d", seed)
+    return tmp_path / "d"
+
+
+def opened(location: Location) -> Dataset:
+    return open_dataset(location[0], **location[1])
+
+
+def test_a_copy_reads_like_the_original(
+    location: Location, local: Path, tmp_path: Path
+) -> None:
+    url, options = location
+    (local / "README.md").write_text("card")
+    assert [copy(local, url, **options) for _ in range(2)] == [7, 0]
+    frames = read(local)
+    dataset = opened(location)
+    assert read(dataset) == frames
+    assert dataset.name == url
+    dataset.verify()
+    assert copy(url, tmp_path / "back", **options) == 7
+    for path in local.glob("[!.]*"):
+        assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes()
+    other: Location = (f"memory://store/{uuid.uuid4().hex}", {})
+    assert copy(url, other[0], **options) == 7
+    assert read(opened(other)) == frames
+    assert copy(local, f"{url}//within/", **options) == 7
+    for name in ("within", "/within", "within//"):
+        assert read(opened((f"{url}/{name}", options))) == frames
+
+
+@URLS
+def test_files_are_fetched_once_and_again_if_they_are_cut(
+    location: Location, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, options = location
+    transferred: list[str] = []
+    transfer = copying._transfer
+
+    def counted(origin: Any, goal: Any, name: str, *about: Any) -> None:
+        transferred.append(name)
+        transfer(origin, goal, name, *about)
+
+    monkeypatch.setattr(copying, "_transfer", counted)
+    before = {path.name for path in local.glob("*.parquet")}
+    assert copy(local, url, **options) == 6
+    assert sorted(transferred) == sorted(before)
+    with ThreadPoolExecutor(3) as pool:  # Readers at once.
+        datasets = [*pool.map(opened, [location] * 3)]
+    assert [len(dataset) for dataset in datasets] == [72] * 3
+    assert sorted(transferred) == sorted([*before] * 2)
+    # As a store without atomic writes may leave it when a copy is interrupted.
+    place, root = fsspec.url_to_fs(url, **options)
+    place.pipe_file(f"{root}/{max(before)}", b"PAR1")
+    assert copy(local, url, **options) == 1
+    assert read(opened(location)) == read(local)
+
+
+@URLS
+def test_a_cache_keeps_several_urls_without_what_was_deleted_there(
+    location: Location, local: Path, tmp_path: Path, caches: Path
+) -> None:
+    url, options = location
+    write_files(tmp_path / "other", 7)
+    for source, name in ((local, "a"), (tmp_path / "other", "b")):
+        copy(source, f"{url}/{name}", **options)
+    kept: Any = {"cache": tmp_path / "kept"} | options
+    for _ in range(2):
+        first = open_dataset(f"{url}/a", **kept)
+        both = open_dataset([f"{url}/a", f"{url}/b"], **kept)
+    assert (len(first), len(both)) == (72, 108)
+    assert not caches.exists()
+    place, root = fsspec.url_to_fs(url, **options)
+    for path in sorted(local.glob("*.parquet"))[:3]:
+        place.rm_file(f"{root}/a/{path.name}")
+        path.unlink()
+    assert read(open_dataset(f"{url}/a", **kept)) == read(local)
+
+
+def test_a_target_of_another_kind_is_refused(
+    location: Location, local: Path, tmp_path: Path
+) -> None:
+    url, options = location
+    copy(local, url, **options)
+    batch = Stream(3).batch()
+    write(tmp_path / "a", [batch], DatasetDescription("other", ABOUT.environment))
+    write(tmp_path / "b", [batch.exclude("frame")])
+    for name, text in (
+        ("a", "task is 'other', but 'stream' in the dataset"),
+        ("b", r"\('frame',\) is 'missing', but 'int64"),
+    ):
+        with pytest.raises(ValueError, match=f"of another kind: {text}"):
+            copy(tmp_path / name, url, **options)
+    assert read(opened(location)) == read(local)
+
+
+GONE: dict[str, Any] = {
+    "endpoint_url": "http://127.0.0.1:9",
+    "config_kwargs": {"retries": {"max_attempts": 0}},
+    "key": "k",
+    "secret": "s",
+}
+copy_gone, open_gone = partial(copy, **GONE), partial(open_dataset, **GONE)
+UPLOAD = "`marl-collect copy FOLDER s3://bucket/d`"
+
+
+def save(path: Path) -> None:
+    open_dataset("d").trajectories.save(path)
+
+
+PLACES: Any = [
+    (ValueError, UPLOAD, partial(Writer, description=ABOUT), "s3://bucket/d"),
+    (ValueError, UPLOAD, save, Path("s3://bucket/d")),
+    (FileNotFoundError, "none has no batches of a dataset", copy, "none", "copy"),
+    (FileNotFoundError, "memory://none has no batches", open_dataset, "memory://none"),
+    (FileNotFoundError, "memory://x has no batches", open_dataset, "memory:///x"),
+    (DatasetError, "lacking lacks batch 1 of the run", copy, "lacking", "copy"),
+    (DatasetError, "lacking lacks batch 1 of the run", open_dataset, "lacking"),
+    (ValueError, "options for URLs: endpoint_url", copy_gone, "d", "copy"),
+    (ValueError, "is no URL: endpoint_url.* are for URLs", open_gone, "d"),
+    (ValueError, "pass its path, without file", open_dataset, "file:///x"),
+    (ValueError, "pass its path, without file", open_dataset, Path("file:///x")),
+    (ValueError, "pass its path, without local", open_dataset, "local://x"),
+    (ValueError, "as s3://bucket/data does", copy, "d", "s3://"),
+    (ValueError, "as s3://bucket/data does", copy, "d", "s3:///"),
+    (OSError, "nothing://x cannot be .*Protocol not known", copy, "d", "nothing://x"),
+    (OSError, "s3://bucket/x cannot be read or written", open_gone, "s3://bucket/x"),
+]
+
+
+@pytest.mark.parametrize("row", PLACES)
+def test_bad_places_are_errors_that_name_them(
+    row: Any, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error, message, use, *places = row
+    monkeypatch.chdir(local.parent)
+    lacking = Path(shutil.copytree(local, "lacking"))
+    sorted(lacking.glob("*.parquet"))[1].unlink()
+    before = {*os.listdir(), "caches"}
+    with pytest.raises(error, match=message):
+        use(*places)
+    assert {*os.listdir(), "caches"} == before
+
+
+def test_a_missing_package_is_named(
+    local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    classes = sys.modules["fsspec.registry"]._registry
+    monkeypatch.delitem(classes, "s3", raising=False)
+    for use in (partial(copy, local), open_dataset):
+        with pytest.raises(ImportError, match=r"s3fs.*marl-collect\[cloud\]"):
+            use("s3://bucket/x")
+
+
+@URLS
+def test_a_file_that_changes_while_it_is_fetched_is_an_error(
+    location: Location, local: Path, caches: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, options = location
+    copy(local, url, **options)
+    place, _ = fsspec.url_to_fs(url, **options)  # The same instance for all.
+    get_file = place.get_file
+
+    def cut(source: str, target: str, **settings: Any) -> None:
+        get_file(source, target, **settings)
+        os.truncate(target, 100)
+
+    monkeypatch.setattr(place, "get_file", cut)
+    with pytest.raises(OSError, match=r"parquet was changed while it was copied"):
+        opened(location)
+    assert not [path for path in caches.rglob("*") if "parquet" in path.name]

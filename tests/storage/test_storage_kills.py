@@ -5,11 +5,8 @@ leaves what was written in the page cache, so nothing waits for the disk here.
 ``make fuzz-storage`` kills more than two hundred times.
 """
 
-import itertools
 import os
 import shutil
-import signal
-import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,13 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from storage_streams import ABOUT, Stream, frames_of, read, write
+from storage_streams import ABOUT, Stream, frames_of, killed, read, write
 
 from marl_collect.storage import Writer, copy, open_dataset
 from marl_collect.storage import writer as writing
 
-CALLS = ("fsync", "rename", "replace", "unlink", "utime", "open")
-"""Functions of ``os`` that change what is on disk."""
 BATCHES, FRAMES = 11 if "MARL_COLLECT_DAMAGES" in os.environ else 5, 3
 pytestmark = [
     pytest.mark.processes,
@@ -37,43 +32,6 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Join after few batches, and do not wait for the disk."""
     monkeypatch.setattr(writing, "_MOST_PARTS", 3)
     monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
-def die_at(call: int, *, after: bool) -> None:
-    """Let this process kill itself before or after a call."""
-    calls = itertools.count()
-
-    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any, **keywords: Any) -> Any:
-            is_last = next(calls) == call
-            if is_last and not after:
-                os.kill(os.getpid(), signal.SIGKILL)
-            try:
-                return function(*args, **keywords)
-            finally:  # Also where it fails, such as to remove what is not there.
-                if is_last:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        return wrapped
-
-    for name in CALLS:
-        setattr(os, name, wrap(getattr(os, name)))
-
-
-def killed(call: int, after: bool, work: Callable[..., Any], folder: Path) -> bool:
-    """Call ``work`` in a fork that dies at a call; return whether it died."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            die_at(call, after=after)
-            work(folder)
-            os._exit(0)
-        except BaseException:  # noqa: BLE001 - the fork must end
-            traceback.print_exc()
-            os._exit(1)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert status in (0, -signal.SIGKILL), "the fork failed"
-    return status != 0
 
 
 def each_kill(

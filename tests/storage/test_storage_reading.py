@@ -1,10 +1,13 @@
-"""Every way of reading a dataset returns the collected data.
+"""What was written is read, bit by bit, in every way, and by foreign readers.
 
-Frames, episodes, pieces of episodes, transitions over several frames, and all of them
-normalised. Loaders yield every item once per epoch, seeded and resumable.
+Values of every kind; frames, episodes, pieces of episodes, transitions over several
+frames, and all of them normalised. Loaders yield every item once per epoch, seeded and
+resumable.
 """
 
+import math
 import pickle
+from collections.abc import Iterator
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -13,21 +16,157 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from storage_streams import Stream, write
+from storage_streams import (
+    DTYPES,
+    SHAPES,
+    Stream,
+    bytes_of,
+    complete_episodes,
+    flat_frames,
+    frames_of,
+    read,
+    traj_id,
+    write,
+)
 from tensordict import TensorDict
-from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, DistributedSampler
 from torch.utils.data._utils import collate
 
 from marl_collect import open_dataset
-from marl_collect.storage import Dataset
+from marl_collect.storage import Dataset, Trajectories
+from marl_collect.storage.statistics import Range
 
 GAMMA = 0.9
-MASK = ("collector", "mask")
+ID, MASK = ("collector", "traj_ids"), ("collector", "mask")
+EXTRA = ("g", "extra")
+KINDS: dict[str, Any] = {
+    "transitions": lambda dataset: dataset.transitions,
+    "trajectories": lambda dataset: dataset.trajectories,
+    "sequences": lambda dataset: dataset.trajectories.sequences(3),
+    "n-steps": lambda dataset: dataset.trajectories.n_step(2),
+}
 
 
-@pytest.mark.parametrize("kind", ["transitions", "trajectories"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_values_of_every_dtype_and_shape_come_back(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+) -> None:
+    monkeypatch.setattr("marl_collect.storage.frames._PART", 7)
+    # As if the data did not fit into memory.
+    monkeypatch.setattr("marl_collect.storage.cache.free_memory", lambda: 1)
+    batches = Stream(extras={"extra": (dtype, shape)}).batches()
+    for batch in batches:
+        batch["constant"] = torch.full(batch.shape, 0.1)
+    write(tmp_path, batches)
+    dataset = open_dataset(tmp_path)
+    frames = dataset.transitions[:]
+    assert frames[EXTRA].dtype == dtype
+    assert frames[EXTRA].shape == (24, 2, *shape)
+    assert flat_frames(frames) == frames_of(*batches)
+
+    episodes = complete_episodes(frames_of(*batches))
+    trajectories = dataset.trajectories
+    pieces = trajectories.sequences(trajectories.lengths.max(), burn_in=1)
+    (padded,) = pieces.loader(len(episodes), shuffle=False)  # With a column of zeros.
+    (steps,) = trajectories.n_step(1).loader(len(trajectories.transitions), seed=0)
+    assert steps[EXTRA].dtype == dtype
+    for data in padded.unbind(0):
+        valid = data["collector", "mask"]
+        read_again = flat_frames(data[valid].exclude(MASK))
+        assert read_again == episodes[traj_id(read_again[0])]
+        assert not any(bytes_of(data[EXTRA][~valid]))
+
+    actual = dataset.transitions.ranges()[EXTRA]
+    if dtype.is_complex:
+        assert actual == Range()
+        with pytest.raises(ValueError, match="complex"):
+            dataset.transitions.moments(EXTRA)
+        return
+    values = frames[EXTRA].double() if dtype.is_floating_point else frames[EXTRA]
+    numbers = values.flatten().tolist()
+    known = [number for number in numbers if not math.isnan(number)]
+    low, high = min(known, default=None), max(known, default=None)
+    assert actual == Range(low, high, len(numbers) - len(known))
+    check_moments(trajectories, pieces, padded)
+
+
+def check_moments(trajectories: Trajectories, pieces: Any, padded: Any) -> None:
+    """Moments are over all frames and agents. Normalised padding is zero."""
+    frames = trajectories.transitions
+    moments = frames.moments(EXTRA, "constant")
+    of_agents = frames[:][EXTRA].double().flatten(0, 1)
+    std = mean = torch.zeros(of_agents.shape[1:])
+    if of_agents.numel():  # Otherwise torch warns.
+        std, mean = torch.std_mean(of_agents, 0, correction=0)
+    scaled = pieces.normalised(moments).__getitems__(list(range(len(pieces))))
+    mask = padded["collector", "mask"]
+    assert not scaled["constant"].any()
+    for key in (EXTRA, ("next", *EXTRA)):
+        expected = (padded[key].float() - mean.float()) / std.float().clamp(1e-6)
+        expected *= mask.view(*mask.shape, *[1] * (expected.ndim - 2))
+        torch.testing.assert_close(scaled[key], expected, equal_nan=True)
+
+
+def test_unusual_batches_come_back(tmp_path: Path) -> None:
+    zeros = Stream().batch()
+    zeros["g", "observation"].zero_()
+    zeros["next", "g", "observation"].zero_().neg_()
+    names = ("", ".", "..", "a//b", "/", "a.b", "%2E", "\\")
+    named = Stream(extras=dict.fromkeys(names, (torch.float32, (3,)))).batch()
+    for name in names:
+        named["in", name] = torch.rand(*named.shape)
+    many_rows = Stream(n_envs=130).batch()
+    for number, batch in enumerate((zeros, named, many_rows)):
+        write(tmp_path / str(number), [batch])
+        dataset, frames = open_dataset(tmp_path / str(number)), frames_of(batch)
+        assert read(dataset) == frames
+        lengths = [len(episode) for episode in complete_episodes(frames).values()]
+        assert sorted(dataset.trajectories.lengths) == sorted(lengths)
+
+
+@pytest.mark.processes
+def test_foreign_readers_open_the_folder(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    datasets = pytest.importorskip("datasets")
+    duckdb = pytest.importorskip("duckdb")
+    batches = Stream(says_begin=True).batches(3)
+    write(tmp_path / "data", batches)
+    frames: Any = torch.cat([batch.reshape(-1) for batch in batches])
+    rewards = frames["next", "g", "reward"]
+    table = pandas.read_parquet(tmp_path / "data")
+    assert np.allclose([[[*v] for v in row] for row in table["next.g.reward"]], rewards)
+    loaded = datasets.load_dataset(
+        "parquet",
+        data_files=str(tmp_path / "data" / "*.parquet"),
+        split="train",
+        cache_dir=str(tmp_path / "cache"),
+    )
+    assert np.allclose(loaded["next.g.reward"], rewards)
+    assert loaded["frame_index"] == frames["frame"].tolist()
+    rows = duckdb.sql(f"""
+        SELECT "next.g.reward", count(*) OVER (PARTITION BY run, "collector.traj_ids")
+        FROM read_parquet('{tmp_path}/data/*.parquet', file_row_number = true)
+        ORDER BY file_row_number
+    """).fetchall()
+    assert np.allclose([reward for reward, _ in rows], rewards)
+    ids = frames["collector", "traj_ids"].tolist()
+    assert [count for _, count in rows] == [ids.count(i) for i in ids]
+
+
+@pytest.mark.accelerator
+def test_a_batch_of_an_accelerator_is_written(tmp_path: Path) -> None:
+    batch = Stream(ragged=True).batch()
+    write(tmp_path, [batch.to("cuda")])
+    assert read(tmp_path) == frames_of(batch)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_samples_are_uniform_and_reproducible(dataset: Any, kind: str) -> None:
-    items = getattr(dataset, kind)
+    items = KINDS[kind](dataset)
     generators = [torch.Generator().manual_seed(4) for _ in range(2)]
     indices = torch.randint(len(items), (50,), generator=generators[0])
     sample = items.sample(50, generator=generators[1])
@@ -39,7 +178,7 @@ def test_samples_are_uniform_and_reproducible(dataset: Any, kind: str) -> None:
 
 
 def test_frames_are_read_in_any_order_as_copies(recording: Any, tmp_path: Path) -> None:
-    transitions, flat = recording.dataset.transitions, recording.frames
+    transitions, flat = recording[0].transitions, recording[1]
     assert len(transitions) == len(flat) == 600
     order = torch.randperm(600, generator=torch.Generator().manual_seed(0))
     mask = torch.zeros(600, dtype=torch.bool)
@@ -62,9 +201,6 @@ def test_frames_are_read_in_any_order_as_copies(recording: Any, tmp_path: Path) 
     assert (pickle.loads(pickled)[:] == flat).all()
     transitions[:4].memmap(tmp_path / "frames")
     assert (TensorDict.load_memmap(tmp_path / "frames") == flat[:4]).all()
-    for number in (600, -601, [0, 600]):
-        with pytest.raises(IndexError, match="Frame .* is out of range: there are 600"):
-            transitions[number]
     for wrong in (mask[:599], True, 1.5, torch.ones(2), [[1, 2]], mask[:, None], None):
         with pytest.raises(TypeError, match="a list of integers, or 600 booleans"):
             transitions[wrong]
@@ -100,11 +236,6 @@ def test_a_selection_has_only_its_frames_and_keys(dataset: Any) -> None:
     assert selection.names == ["time"]
     assert selection["hunter"].batch_size == (len(selection), 2)
     assert (selection == episodes[0].select(*selection.keys(True, True))).all()
-    for index in ((n := len(episodes)), -n - 1):
-        with pytest.raises(IndexError, match=f"Episode {index} is out of .* are {n}"):
-            episodes[index]
-    with pytest.raises(KeyError, match="There is no key hunter/position"):
-        episodes.select(("hunter", "position"))
 
 
 @pytest.mark.parametrize("stride", [1, 2, 4])
@@ -116,24 +247,16 @@ def test_pieces_overlap_and_have_frames_in_front(
     sequences = episodes.sequences(length, stride=stride, burn_in=burn_in)
     remaining = iter(sequences)
     for episode in episodes:
-        end = 0
-        for begin in range(0, len(episode), stride):
-            if end == len(episode):
-                break
-            end = min(begin + length, len(episode))
-            sequence = next(remaining)
-            padding = max(0, burn_in - begin)
-            expected = episode[begin - burn_in + padding : end]
-            columns = torch.arange(burn_in + length)
-            mask = (padding <= columns) & (columns < padding + len(expected))
+        for begin in range(0, max(len(episode) - length, 0) + stride, stride):
+            sequence, padding = next(remaining), max(0, burn_in - begin)
+            expected = episode[begin - burn_in + padding : begin + length]
+            mask = torch.zeros(burn_in + length, dtype=torch.bool)
+            mask[padding : padding + len(expected)] = True
             assert torch.equal(sequence[MASK], mask)
             assert (sequence[mask].exclude(MASK) == expected).all()
             assert not sequence[~mask]["hunter", "observation"].any()
-        assert end == len(episode)
     assert next(remaining, None) is None
     assert (sequences[-1] == sequences[len(sequences) - 1]).all()
-    with pytest.raises(IndexError, match="is out of range"):
-        sequences[len(sequences)]
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -143,23 +266,19 @@ def test_n_step_transitions_equal_a_loop_over_episodes(dataset: Any, n: int) -> 
     assert len(steps) == trajectories.lengths.sum()
     items = iter(steps.__getitems__(list(range(len(steps)))))
     for episode in trajectories:
-        after = episode["next"]
         for first in range(len(episode)):
-            last = min(first + n, len(episode)) - 1
-            count = last - first + 1
-            item = next(items)
-            assert item["steps_to_next_obs"].tolist() == [count]
-            assert item["gamma"].item() == pytest.approx(GAMMA**count)
-            assert (item["prey", "action"] == episode["prey", "action"][first]).all()
-            assert (item["state"] == episode["state"][first]).all()
-            assert (item["next", "state"] == after["state"][last]).all()
-            assert (item["next", "done"] == after["done"][last]).all()
+            item, frames = next(items), episode[first : first + n]
+            count, after = item.pop("steps_to_next_obs"), frames["next"]
+            assert count.tolist() == [len(frames)]
+            assert item.pop("gamma").item() == pytest.approx(GAMMA ** len(frames))
             for group in ("hunter", "prey"):
-                rewards = after[group, "reward"][first : last + 1].double()
-                total: Any = sum(GAMMA**i * r for i, r in enumerate(rewards))
-                torch.testing.assert_close(item["next", group, "reward"], total.float())
-    with pytest.raises(IndexError, match="out of range"):
-        steps.__getitems__([len(steps)])
+                rewards = enumerate(after[group, "reward"].double())
+                total: Any = sum(GAMMA**i * reward for i, reward in rewards)
+                actual = item["next", group].pop("reward")
+                torch.testing.assert_close(actual, total.float())
+                del after[group, "reward"]
+            assert (item.pop("next") == after[-1]).all()
+            assert (item == frames[0].exclude("next")).all()
 
 
 def test_n_step_transitions_do_not_overwrite_a_group(tmp_path: Path) -> None:
@@ -174,53 +293,50 @@ def test_n_step_transitions_do_not_overwrite_a_group(tmp_path: Path) -> None:
     assert some[0]["gamma"].shape == (1,)
 
 
-def tags(batch: Any) -> list[Any]:
-    """Identify valid frames."""
-    flat = batch.reshape(-1)
-    mask = batch.get(("collector", "mask"), None)
-    if mask is not None:
-        flat = flat[mask.reshape(-1)]
-    ids = flat["collector", "traj_ids"].tolist()
-    values = flat["hunter", "observation"].flatten(1).sum(1)
-    return list(zip(ids, values.tolist(), strict=True))
+ORDERS = [8, 2, 3, 9, 7, 6, 4, 1, 5, 0], [9, 3, 0, 4, 5, 8, 6, 2, 7, 1]
+"""Of ten items in two epochs with the seed 5, as docs/architecture.md has it."""
 
 
-def all_tags(batches: Any) -> list[Any]:
-    return [tags(batch) for batch in batches]
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("rank", [None, 0, 1, 2])
+def test_batches_are_those_of_torchs_samplers(
+    dataset: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    rank: int | None,
+    shuffle: bool,
+    drop_last: bool,
+) -> None:
+    """Also from every state on. Three ranks are those of torchrun, one is given."""
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", str(rank or 0))
+    options: Any = {"shuffle": shuffle, "drop_last": drop_last}
+    if rank is None:
+        options |= {"rank": 0, "world_size": 1}
+    episodes, expected = dataset.trajectories[:10], []
+    numbers = episodes.first(ID).tolist()
+    world = 1 if rank is None else 3
+    for order in ORDERS if shuffle else [range(10)] * 2:
+        sampler: Any = DistributedSampler(
+            episodes, world, rank or 0, shuffle=False, drop_last=drop_last
+        )
+        batches = BatchSampler(sampler, 3, drop_last)
+        expected += [[numbers[order[i]] for i in batch] for batch in batches]
 
+    def numbers_of(*loaders: Any) -> Iterator[list[int]]:
+        return (batch[ID][:, 0].tolist() for batch in chain(*loaders))
 
-KINDS = {
-    "transitions": lambda dataset: dataset.transitions,
-    "trajectories": lambda dataset: dataset.trajectories,
-    "sequences": lambda dataset: dataset.trajectories.sequences(3),
-    "n-steps": lambda dataset: dataset.trajectories.n_step(2),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_epoch_has_every_item_once(dataset: Dataset, kind: str) -> None:
-    source = KINDS[kind](dataset)
-    loader = source.loader(batch_size=16, seed=1)
-    epochs = [all_tags(loader) for _ in range(2)]
-    assert len(epochs[0]) == len(loader) > 1
-    flat = [sorted(chain(*epoch)) for epoch in epochs]
-    single = kind == "transitions"
-    frames = dataset.transitions if single else dataset.trajectories.transitions
-    assert flat[0] == flat[1] == sorted(tags(frames[:]))
-    assert epochs[0] != epochs[1]
-    assert all_tags(source.loader(batch_size=16, seed=1)) == epochs[0]
-
-
-def test_orders_follow_from_the_seed_as_documented(dataset: Dataset) -> None:
-    """The numbers are those of docs/architecture.md ("Seeds")."""
-    key, episodes = ("collector", "traj_ids"), dataset.trajectories[:10]
-    numbers = episodes.first(key).tolist()
-    loader = episodes.loader(batch_size=10, seed=5)
-    orders = []
-    for _ in range(2):
-        (batch,) = loader
-        orders.append([numbers.index(number) for number in batch[key][:, 0].tolist()])
-    assert orders == [[8, 2, 3, 9, 7, 6, 4, 1, 5, 0], [9, 3, 0, 4, 5, 8, 6, 2, 7, 1]]
+    loader = episodes.loader(3, seed=5, **options)
+    states = [loader.state_dict()]
+    for actual, truth in zip(numbers_of(loader, loader), expected, strict=True):
+        assert actual == truth
+        states.append(pickle.loads(pickle.dumps(loader.state_dict())))
+    assert (loader.epoch, len(expected)) == (2, 2 * len(loader))
+    for done, state in enumerate(states):
+        for second in (loader, episodes.loader(3, seed=99, **options)):
+            second.load_state_dict(state)
+            rest = [*numbers_of(second, second)]
+            assert rest[: len(expected) - done] == expected[done:]
 
 
 @pytest.mark.processes
@@ -235,11 +351,12 @@ def test_loops_are_independent_and_workers_change_nothing(
     before = {child.pid for child in psutil.Process().children()}
     state = torch.get_rng_state()
     alone = dataset.transitions.loader(batch_size=16, seed=2)
-    epochs = [all_tags(alone) for _ in range(3)]
+    epochs = [[*alone] for _ in range(3)]
     loader = dataset.transitions.loader(batch_size=16, seed=2, workers=workers)
-    assert all_tags(b for _, b in zip(range(2), loader, strict=False)) == epochs[0][:2]
-    pairs = map(all_tags, zip(loader, loader, strict=True))
-    assert [*map(list, zip(*pairs, strict=True))] == epochs[1:]
+    for expected, batch in zip(epochs[0][:2], loader, strict=False):
+        assert (batch == expected).all()
+    for *pair, two, three in zip(loader, loader, *epochs[1:], strict=True):
+        assert (torch.cat(pair) == torch.cat([two, three])).all()
     older, newer = iter(alone), iter(alone)
     assert len([next(newer), *older]) == len(alone) + 1
     assert alone.state_dict()["batches"] == 1  # Of the latest loop.
@@ -262,81 +379,24 @@ def test_batches_are_in_pinned_memory_for_a_gpu(dataset: Dataset, workers: int) 
         assert (batch.to("cuda", non_blocking=True).cpu() == expected).all()
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_ranks_share_an_epoch_as_in_torch(
-    dataset: Any, monkeypatch: pytest.MonkeyPatch, drop_last: bool, shuffle: bool
-) -> None:
-    """Ranks are those of torchrun, or given."""
-    world, episodes = 3, dataset.trajectories[:10]
-    ids = episodes.first(("collector", "traj_ids")).tolist()
-    assert len(ids) % world
-    items: list[int] = []
-    options: Any = {"shuffle": shuffle, "seed": 5, "drop_last": drop_last}
-    monkeypatch.setenv("WORLD_SIZE", str(world))
-    for rank in range(world):
-        monkeypatch.setenv("RANK", str(rank))
-        loader = episodes.loader(1, **options)
-        items += (own := [int(b["collector", "traj_ids"][0, 0]) for b in loader])
-        sampler: Any = DistributedSampler(
-            episodes, world, rank, shuffle=False, drop_last=drop_last
-        )
-        assert len(loader) == len(own) == len(sampler)
-        assert shuffle or own == [ids[i] for i in sampler]
-    alone = episodes.loader(4, rank=0, world_size=1, **options)
-    assert list(map(len, alone)) == [4, 4] + [2] * (not drop_last)
-    if drop_last:
-        assert len(set(items)) == len(items) == len(ids) // world * world
-    else:
-        assert set(items) == set(ids)
-    with pytest.raises(ValueError, match="give all of them one seed"):
-        episodes.loader(10)
-
-
-@pytest.mark.parametrize("count", [5, 12, 20])  # An epoch has 12 batches.
-def test_a_loader_resumes_with_the_next_batch(dataset: Dataset, count: int) -> None:
-    alone = dataset.transitions.loader(batch_size=50, seed=3)
-    expected = [tags(batch) for _ in range(3) for batch in alone]
-    first = dataset.transitions.loader(batch_size=50, seed=3)
-    batches = chain.from_iterable(iter(first) for _ in range(3))
-    actual = [tags(batch) for _, batch in zip(range(count), batches, strict=False)]
-    state = pickle.loads(pickle.dumps(first.state_dict()))
-    # Otherwise, a whole epoch follows a loop that was left.
-    epoch = -(-count // len(first))
-    assert all_tags(first) == expected[epoch * len(first) :][: len(first)]
-    assert first.epoch == epoch + 1
-    for second in (first, dataset.transitions.loader(batch_size=50, seed=99)):
-        second.load_state_dict(state)
-        both = actual + [tags(batch) for _ in range(2) for batch in second]
-        assert both == expected[: (count // len(first) + 2) * len(first)]
-    others: tuple[dict[str, Any], ...]
-    others = {"batch_size": 9}, {"shuffle": False}, {"drop_last": True}
-    for option in others:
-        other = dataset.transitions.loader(**({"batch_size": 50} | option))
-        with pytest.raises(ValueError, match=f"with {next(iter(option))} .*same arg"):
-            other.load_state_dict(state)
-
-
-@pytest.mark.processes
-@pytest.mark.forks
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_plain_data_loader_reads_whole_batches(dataset: Any, workers: int) -> None:
-    # TorchRL makes spawned workers the default, and each takes seconds to start.
-    options: Any = {"num_workers": workers}
-    options["multiprocessing_context"] = "fork" if workers else None
-    frames, episodes = dataset.transitions, dataset.trajectories
-    for items in (frames, episodes, episodes.sequences(4), episodes.n_step(2)):
-        loader: Any = DataLoader(items, 3, collate_fn=items.collate, **options)
-        expected = items.__getitems__([0, 1, 2])
-        assert (next(iter(loader)) == expected).all()
-    # torch reads the items of a ConcatDataset one by one.
+def test_a_plain_data_loader_reads_whole_batches(dataset: Any) -> None:
+    for items in (KINDS[kind](dataset) for kind in KINDS):
+        loader: Any = DataLoader(items, 3, collate_fn=items.collate)
+        assert (next(iter(loader)) == items.__getitems__([0, 1, 2])).all()
+    frames = dataset.transitions  # torch reads those of a ConcatDataset one by one.
     loader = DataLoader(ConcatDataset([frames, frames]), 16, collate_fn=frames.collate)
-    assert tags(next(iter(loader))) == tags(frames[:16])
+    assert (next(iter(loader)) == frames[:16]).all()
     kinds = [k for k in collate.default_collate_fn_map if isinstance(k, type)]
     assert not any(issubclass(kind, TensorDict) for kind in kinds)
 
 
+STATE = {"items": 600, "world_size": 1, "batch_size": 9, "shuffle": 1, "drop_last": 0}
 REFUSALS = {
+    "items 600, .*same arg": "trajectories.loader(9).load_state_dict(STATE)",
+    "batch_size 9, but": "transitions.loader(8).load_state_dict(STATE)",
+    "shuffle 1,": "transitions.loader(9, shuffle=False).load_state_dict(STATE)",
+    "drop_last 0,": "transitions.loader(9, drop_last=True).load_state_dict(STATE)",
+    "give all of them one seed": "transitions.loader(1, rank=0, world_size=2)",
     "batch_size must be an integer of at least 1": "transitions.loader(0)",
     "workers must be an integer of at least 0": "transitions.loader(2, workers=-1)",
     "drop_last leaves no batch of 999 ": "transitions.loader(999, drop_last=True)",
@@ -354,13 +414,23 @@ REFUSALS = {
     r"nothing to sample in Trajectories\(": "trajectories[:0].sample(1)",
     r"nothing to sample in Transitions\(": "trajectories[:0].transitions.sample(1)",
     "no key nothing": "transitions.moments('nothing')",
+    "There is no key hunter/position": "trajectories.select(('hunter', 'position'))",
+    "Frame 600 is out of range: there are 600": "transitions[[0, 600]]",
+    "Frame -601 is out of range": "transitions[-601]",
+    "Episode 50 is out of range: there are 50": "trajectories[:50][50]",
+    "Episode -51 is out of range": "trajectories[:50][-51]",
+    "Item 999 is out of range": "trajectories.sequences(4)[999]",
+    "Item 600 is out": "trajectories.n_step(1).__getitems__([600])",
     'key "frame" not found': "transitions.normalised({('frame',): None})",
     "There are no complete episodes in": "trajectories[:0].stats()",
+    "There are no episodes of .* to save": "trajectories[:0].save('x')",
+    "need the keys .*traj_ids": "trajectories.select('hunter').save('x')",
+    "exists: save to a new": "trajectories.save(dataset.name)",
     "There are no frames in": "trajectories[:0].transitions.moments('state')",
 }
 
 
 @pytest.mark.parametrize("message", REFUSALS)
 def test_arguments_that_do_not_fit_are_refused(dataset: Dataset, message: str) -> None:
-    with pytest.raises((TypeError, ValueError, KeyError), match=message):
+    with pytest.raises((TypeError, ValueError, LookupError, OSError), match=message):
         eval(f"dataset.{REFUSALS[message]}")

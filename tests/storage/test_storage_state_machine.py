@@ -10,7 +10,6 @@ import random
 import shutil
 import tempfile
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,7 +41,6 @@ from storage_streams import (
     frames_of,
     read,
     traj_id,
-    write,
 )
 
 from marl_collect.storage import (
@@ -117,11 +115,7 @@ class Folder(RuleBasedStateMachine):
         is_set_back=st.booleans(),
     )
     def open_writer(
-        self,
-        n_envs: int,
-        ragged: bool,
-        begun: str,
-        is_set_back: bool = False,
+        self, n_envs: int, ragged: bool, begun: str, is_set_back: bool = False
     ) -> Any:
         """Open a writer, perhaps while the clock is set back.
 
@@ -165,14 +159,16 @@ class Folder(RuleBasedStateMachine):
         with pytest.raises(ValueError, match="more|continues|comes after"):
             writer.add(batch)
 
-    @rule(writer=consumes(writers))
-    def close(self, writer: Any) -> None:
-        """Join small files, which are copied, but not decoded again."""
+    @rule(writer=consumes(writers), is_killed=st.booleans())
+    def end(self, writer: Any, is_killed: bool) -> None:
+        """Forget a writer, or close it: small files are copied, but not decoded."""
+        self.writers_open.discard(writer[0].run)
+        if is_killed:
+            return
         for _ in range(2):
             self.add(writer, frames=1, batches=1)
         before = self.generations()
         writer[0].close()
-        self.writers_open.discard(writer[0].run)
         assert self.generations() == before
 
     def generations(self) -> list[str]:
@@ -191,11 +187,6 @@ class Folder(RuleBasedStateMachine):
         assert read(there) == [frame for run in runs for frame in self.copied[run]]
         return [d.transitions.cache.state.generation for d in (here, there)]
 
-    @rule(writer=consumes(writers))
-    def lose(self, writer: Any) -> None:
-        """Forget a writer without closing it, as if it had been killed."""
-        self.writers_open.discard(writer[0].run)
-
     @rule()
     def keep_open(self) -> None:
         dataset = open_dataset(self.folder)
@@ -213,15 +204,6 @@ class Folder(RuleBasedStateMachine):
         self.folder.mkdir()
         (self.folder / "thesis.tex").touch()
         self.folder = target
-
-    @rule()
-    def merge(self) -> None:
-        """Link to the files of a folder that has another run."""
-        other = self.root / f"merged-{next(self.names)}"
-        batch = self.stream().batch()
-        self.runs[write(other, [batch])] = frames_of(batch)
-        for path in other.glob("*.parquet"):
-            (self.folder / path.name).symlink_to(path)
 
     @precondition(lambda self: self.episodes())
     @rule(number=NUMBERS)
@@ -253,21 +235,17 @@ class Folder(RuleBasedStateMachine):
         """Return the files of a run, or all, as numbers say."""
         return sorted(self.folder.glob(f"{run}*.parquet"))
 
-    @precondition(lambda self: self.closed_runs() and len(self.runs) > 1)
-    @rule(number=NUMBERS)
-    def delete_run(self, number: int) -> None:
-        runs = self.closed_runs()
-        run = runs[number % len(runs)]
-        for path in self.files(run):
-            path.unlink()
-        del self.runs[run]
-
     @precondition(lambda self: self.closed_runs())
-    @rule(number=NUMBERS)
-    def delete_episode(self, number: int) -> None:
-        """Replace the files of a run by others without one of its episodes."""
+    @rule(number=NUMBERS, whole=st.booleans())
+    def delete(self, number: int, whole: bool) -> None:
+        """Delete a run, or replace its files by others without one of its episodes."""
         runs = self.closed_runs()
         run = runs[number % len(runs)]
+        if whole and len(self.runs) > 1:
+            for path in self.files(run):
+                path.unlink()
+            del self.runs[run]
+            return
         ids = sorted({traj_id(frame) for frame in self.runs[run]})
         deleted = ids[number // 7 % len(ids)]
         paths = self.files(run)
@@ -277,23 +255,7 @@ class Folder(RuleBasedStateMachine):
             return
         for path, table in zip(paths, tables, strict=True):
             pq.write_table(table, path, write_page_checksum=True)
-        frames = [frame for frame in self.runs[run] if traj_id(frame) != deleted]
-        self.runs[run] = frames
-
-    @rule(number=NUMBERS)
-    def miss_a_file(self, number: int) -> None:
-        """Move a file away that is not the last one of its run, and back again."""
-        paths = self.files()
-        runs = [path.name.partition(".")[0] for path in paths]
-        inner = [n for n, pair in enumerate(pairwise(runs)) if len(set(pair)) == 1]
-        if not inner:
-            return
-        n = inner[number % len(inner)]
-        path, run = paths[n], runs[n]
-        hidden = path.rename(path.with_suffix(".away"))
-        with pytest.raises(DatasetError, match=f"lacks batch .* of the run {run}"):
-            open_dataset(self.folder)
-        hidden.rename(path)
+        self.runs[run] = [f for f in self.runs[run] if traj_id(f) != deleted]
 
     @rule(number=NUMBERS)
     def damage(self, number: int) -> None:
@@ -346,12 +308,9 @@ class Folder(RuleBasedStateMachine):
             assert frames == episodes[runs[run], traj_id(frames[0])]
 
     @invariant()
-    def opened_datasets_hold_what_they_held(self) -> None:
+    def others_are_as_they_were(self) -> None:
         for dataset, frames in self.opened:
             assert read(dataset) == frames
-
-    @invariant()
-    def other_folders_are_as_they_were(self) -> None:
         for path in self.root.glob("*/thesis.tex"):
             assert os.listdir(path.parent) == ["thesis.tex"]
 

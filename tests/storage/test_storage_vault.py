@@ -14,17 +14,8 @@ import tensorstore as ts
 from gymnasium import spaces
 from support.vaults import make_arrays, open_array, write_vault
 
+from marl_collect.core.tensordicts import flatten
 from marl_collect.storage import Dataset, DatasetError, import_vault, vault
-
-FLAGS = ("done", "terminated", "truncated")
-
-
-@pytest.fixture(params=[20_000, 5], ids=["one batch", "several batches"])
-def small_batches(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also write batches of few episodes."""
-    monkeypatch.setattr(vault, "_FRAMES", request.param)
 
 
 def episodes_of(arrays: Any, row: int) -> Iterator[tuple[int, int, Any, Any]]:
@@ -54,18 +45,20 @@ ACTIONS: dict[str, tuple[Any, Any]] = {
     "numbers": (spaces.Discrete(4), np.int64),
     "floats": (spaces.Box(-np.inf, np.inf, (2,), np.float32), np.float32),
 }
-UNBOUNDED = -np.inf, np.inf
 OBSERVATIONS: Any = [
-    *((np.float32, UNBOUNDED), (np.float16, UNBOUNDED), (np.uint8, (0, 255))),
-    *((np.int16, (-(2**15), 2**15 - 1)), (np.bool_, (0, 1))),
+    *((np.float32, -np.inf, np.inf), (np.float16, -np.inf, np.inf)),
+    *((np.uint8, 0, 255), (np.int16, -(2**15), 2**15 - 1), (np.bool_, 0, 1)),
 ]
 
 
-@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("most", [20_000, 5])  # Frames of a batch.
 @pytest.mark.parametrize("acting", ACTIONS)
-def test_episodes_have_the_values_of_their_steps(tmp_path: Path, acting: str) -> None:
+def test_episodes_have_the_values_of_their_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acting: str, most: int
+) -> None:
     """A plain loop says where episodes and their agents end, which is drawn."""
-    for dtype, bounds in OBSERVATIONS:
+    monkeypatch.setattr(vault, "_FRAMES", most)
+    for dtype, low, high in OBSERVATIONS:
         rng, n = np.random.default_rng(len(acting)), 3
         arrays = make_arrays(rows=8, steps=13, n=n)
         for name in ("terminals", "truncations"):
@@ -83,20 +76,16 @@ def test_episodes_have_the_values_of_their_steps(tmp_path: Path, acting: str) ->
         folder = tmp_path / np.dtype(dtype).name
         source = write_vault(folder / "2s3z.vlt" / "Good", arrays, quality="good")
         dataset = import_vault(source, folder / "d")
-        check_description(
-            dataset, acting, spaces.Box(bounds[0], bounds[1], shape[3:], dtype)
-        )
-        expected = [
-            frames_of(arrays, row, *episode)
-            for row in range(8)
-            for episode in episodes_of(arrays, row)
-        ]
-        for truth, episode in zip(expected, dataset.trajectories, strict=True):
+        check_description(dataset, acting, spaces.Box(low, high, shape[3:], dtype))
+        actual = iter(dataset.trajectories)
+        for row, where in ((r, w) for r in range(8) for w in episodes_of(arrays, r)):
+            episode = flatten(next(actual))
+            truth = frames_of(arrays, row, *where)
+            assert episode.keys() - truth.keys() == {("collector", "traj_ids")}
             for key, values in truth.items():
                 assert np.array_equal(episode[key], values), key
-            leaves = episode.keys(include_nested=True, leaves_only=True)
-            assert len(list(leaves)) == len(truth) + 1  # And traj_ids.
             assert episode["agents", "action"].numpy().dtype == ACTIONS[acting][1]
+        assert next(actual, None) is None
 
 
 def check_description(dataset: Dataset, acting: str, observation: spaces.Box) -> None:
@@ -126,11 +115,11 @@ def frames_of(
         # Every action is legal for an agent that does not act.
         both["agents", "action_mask"] = (read["infos.legals"] != 0) | done[..., None]
         both["state",] = read["infos.state"]
-    of_all: Any = done.all(1, keepdims=True), terminated.all()
-    for path, ended, by_end in (((), *of_all), (("agents",), done, terminated)):
-        flags = ended, ended & by_end, ended & ~by_end
-        for name, values in zip(FLAGS, flags, strict=True):
-            both[*path, name] = values[..., None] if path else values
+    of_all: Any = (), done.all(1), terminated.all()
+    for path, ended, by_end in (of_all, (("agents",), done, terminated)):
+        both[*path, "done"] = ended[..., None]
+        both[*path, "terminated"] = (ended & by_end)[..., None]
+        both[*path, "truncated"] = (ended & ~by_end)[..., None]
     truth = {key: values[:-1] for key, values in both.items()}
     truth |= {("next", *key): values[1:] for key, values in both.items()}
     truth["agents", "action"] = read["actions"][:frames]
@@ -147,7 +136,7 @@ def check_error(source: Path, *texts: str) -> None:
     assert not target.exists()
 
 
-def test_a_folder_without_metadata_is_an_error(tmp_path: Path) -> None:
+def test_what_is_no_vault_of_og_marl_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="does not exist, or is not a folder"):
         import_vault(tmp_path / "none", tmp_path / "d")
     for uid in ("Poor", "Good"):
@@ -157,9 +146,6 @@ def test_a_folder_without_metadata_is_an_error(tmp_path: Path) -> None:
     check_error(tmp_path / "v" / "Poor", "metadata.json cannot be read, or is damaged")
     old = write_vault(tmp_path / "v" / "old", make_arrays(1, 2), version=0.1)
     check_error(old, "the vault has version 0.1, but 1.x can be read")
-
-
-def test_other_structures_are_an_error(tmp_path: Path) -> None:
     arrays = make_arrays(1, 4)
     for name, changed_array in (
         ("terminals", arrays["terminals"][..., 0]),
@@ -209,16 +195,15 @@ def test_an_import_that_fails_leaves_nothing(
     source = write_vault(tmp_path / "v" / "u", arrays)
     before, target = set(tmp_path.rglob("*")), tmp_path / "new" / "d"
     monkeypatch.setattr(vault, "_FRAMES", 1)
-    reports: list[tuple[int, int, list[int]]] = []
+    reports = [(0, 5, []), (2, 5, [2]), (5, 5, [3])]
 
     def stop(done: int, total: int, ended: Any) -> None:
-        reports.append((done, total, [episode.length for episode in ended]))
-        if done == total:
+        assert (done, total, [episode.length for episode in ended]) == reports.pop(0)
+        if not reports:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         import_vault(source, target, progress=stop)
-    assert reports == [(0, 5, []), (2, 5, [2]), (5, 5, [3])]
     monkeypatch.setitem(sys.modules, "tensorstore", None)
     with pytest.raises(ImportError, match=r"needs tensorstore.*marl-collect\[vault\]"):
         import_vault(source, target)

@@ -1,14 +1,13 @@
 """Batches that a writer reports as written are readable, and bad ones change nothing.
 
 Kills are in ``test_storage_kills.py``, the kinds of batches in
-``test_storage_kinds.py``, and the oracle compares what ``record`` writes.
+``test_storage_reading.py``, and the oracle compares what ``record`` writes.
 """
 
 import errno
 import os
+import shutil
 import signal
-import warnings
-from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +21,7 @@ from storage_streams import (
     Stream,
     failing,
     frames_of,
+    killed,
     read,
     write,
 )
@@ -200,41 +200,33 @@ def test_an_error_closes_the_writer_and_another_one_goes_on(
     assert read(tmp_path) == frames_of(*data)
 
 
-@pytest.mark.parametrize("folder_too", [True, False])
+@pytest.mark.parametrize("use", ["close", "add"])
 def test_a_dataset_that_is_deleted_while_it_is_written_is_named(
-    tmp_path: Path, data: Batches, folder_too: bool
+    tmp_path: Path, data: Batches, use: str
 ) -> None:
-    folder = tmp_path / "data"
-    writer = Writer(folder, ABOUT)
+    writer = Writer(tmp_path / "d", ABOUT)
     for batch in data[:3]:
         writer.add(batch)
-    for path in folder.iterdir():
-        path.unlink()
-    write_more: Callable[[], object] = writer.close
-    if folder_too:
-        folder.rmdir()
-        write_more = partial(writer.add, data[3])
-    with pytest.raises(FileNotFoundError, match=f"deleted .*: '{folder}'"):
-        write_more()
+    shutil.rmtree(tmp_path / "d")
+    with pytest.raises(FileNotFoundError, match=f"deleted .*: '{tmp_path}/d'"):
+        writer.close() if use == "close" else writer.add(data[3])
     writer.close()
 
 
 @pytest.mark.parametrize("error", [KeyError(1), KeyboardInterrupt(), SystemExit(3)])
 def test_an_error_in_closing_does_not_hide_the_first_one(
-    tmp_path: Path, data: Batches, error: BaseException
+    tmp_path: Path, data: Batches, error: BaseException, recwarn: Any
 ) -> None:
     writer = Writer(tmp_path / "d", ABOUT)
     for batch in data:
         writer.add(batch)
-    with warnings.catch_warnings(record=True) as shown:
-        warnings.simplefilter("always")
-        with pytest.raises(type(error)) as info, failing(0), writer:
-            raise error
+    with pytest.raises(type(error)) as info, failing(0), writer:
+        raise error
     assert info.value is error
     assert error.__notes__ == ["While closing: [Errno 5] broken disk"]
     # Python does not show the notes of SystemExit.
     expected = error.__notes__ if isinstance(error, SystemExit) else []
-    assert [str(warning.message) for warning in shown] == expected
+    assert [str(warning.message) for warning in recwarn] == expected
 
 
 @pytest.mark.processes
@@ -242,18 +234,14 @@ def test_an_error_in_closing_does_not_hide_the_first_one(
 def test_a_fork_does_not_write(tmp_path: Path, data: Batches) -> None:
     writer = Writer(tmp_path / "d", ABOUT)
     background = BackgroundWriter(writer)
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            for add in (writer.add, background.add):
-                with pytest.raises(ClosedError, match="fork"):
-                    add(data[0])
-            background.close()  # Must not remove the folder.
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def use(_: Path) -> None:
+        for add in (writer.add, background.add):
+            with pytest.raises(ClosedError, match="fork"):
+                add(data[0])
+        background.close()  # Must not remove the folder.
+
+    assert not killed(-1, False, use, tmp_path)
     background.add(data[0])
     background.close()
     assert read(tmp_path / "d") == frames_of(data[0])
@@ -323,21 +311,6 @@ def test_invalid_arguments_are_refused_before_anything_starts(
     with pytest.raises(error, match=message):
         record(tmp_path, CountingEnv, **amount, **arguments)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.processes
-def test_an_error_before_the_first_batch_leaves_nothing(tmp_path: Path) -> None:
-    writers: list[Writer] = []
-
-    def fail(_: object, writer: Writer) -> None:
-        writers.append(writer)
-        raise BrokenPipeError
-
-    arguments = RecordArguments(tmp_path / "d", CountingEnv, frames=10)
-    with pytest.raises(BrokenPipeError):
-        collect_into(arguments, on_start=fail)
-    assert "closed" in repr(writers[0])
-    assert not (tmp_path / "d").exists()
 
 
 @pytest.mark.processes
