@@ -3,11 +3,9 @@
 import os
 import signal
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from collector_tools import release_when_preempted, slow_until_preempted
@@ -16,7 +14,7 @@ from tests_policies import level_policy
 from workloads.counting import CountingEnv, CountingError, Fault
 
 from marl_collect.collectors import MultiSyncCollector
-from marl_collect.errors import WorkerError, worker_error_of
+from marl_collect.errors import worker_error_of
 
 FRAMES = 10
 """Frames of each of the two environments in a batch."""
@@ -44,11 +42,6 @@ def waits(path: Path, *, then: Any = None) -> Callable[[], CountingEnv]:
             Fault(then).strike()
 
     return at(5, strike)
-
-
-def exhaust(running: MultiSyncCollector) -> None:
-    for _ in running:
-        pass
 
 
 def collector(envs: Any, policy: Any = None, **options: Any) -> MultiSyncCollector:
@@ -98,16 +91,6 @@ def test_a_preempted_batch_is_counted_before_the_next_one_starts(
         assert (running.next()["prey", "action"][0] == 0.5).all()
 
 
-def test_a_worker_that_fails_while_another_prefetches_is_reported(
-    tmp_path: Path,
-) -> None:
-    file = tmp_path / "second batch"
-    running = collector([marks(file), waits(file, then="kill")])
-    with pytest.raises(WorkerError, match=r"Worker 1 .*SIGKILL"):
-        running.next()
-    assert not any(map(psutil.pid_exists, running.worker_pids))
-
-
 def test_a_failure_in_a_prefetched_batch_is_raised_with_that_batch(
     tmp_path: Path,
 ) -> None:
@@ -124,15 +107,6 @@ def test_a_failure_in_a_prefetched_batch_is_raised_with_that_batch(
     cause = worker_error_of(excinfo.value)
     assert cause is not None
     assert cause.worker == 0
-
-
-def test_an_interrupt_ends_workers_in_different_batches(tmp_path: Path) -> None:
-    file = tmp_path / "second batch"
-    harm = partial(os.kill, os.getpid(), signal.SIGINT)
-    running = collector([marks(file), waits(file, then=harm)])
-    with pytest.raises(KeyboardInterrupt):
-        exhaust(running)
-    assert not any(map(psutil.pid_exists, running.worker_pids))
 
 
 @pytest.mark.parametrize("role", ["slow one", "fast one"])

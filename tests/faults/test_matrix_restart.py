@@ -1,4 +1,4 @@
-"""With ``on_worker_failure="restart"`` collectors continue after every failure."""
+"""Workers that are replaced: with ``on_worker_failure="restart"``, and large ones."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Rows of the fault matrix about failing workers: every collector reports them."""
+"""Rows of the fault matrix about workers: their failures, Ctrl-C, what they get."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The number of usable processors: affinity and control groups of both versions."""
+"""The usable processors: affinity, control groups of both versions, and pinning."""
 
 import os
 import threading

@@ -105,5 +105,7 @@ def test_an_error_inside_a_workers_processes_reaches_the_trainer() -> None:
     )
     with pytest.raises(CountingError) as excinfo:
         next(iter(collector))
-    assert isinstance(excinfo.value.__cause__, WorkerError)
+    cause = excinfo.value.__cause__
+    assert isinstance(cause, WorkerError)
+    assert "Traceback in the worker" in cause.remote_traceback  # Of the process.
     collector.shutdown()

@@ -1,4 +1,4 @@
-"""A post is taken once and wakes a waiting process; waits have a time limit."""
+"""A post is taken once and wakes a waiting process; waits have a limit, and spin."""
 
 import mmap
 import pickle
