@@ -271,7 +271,7 @@ def test_a_buffer_needs_the_batch_of_postproc(dims: int, returned: Any) -> None:
 
 def preloading(**options: Any) -> Any:
     env: Any = CountingEnv(**options)
-    env.preloaded = "colorsys" in sys.modules
+    env.preloaded = "tabnanny" in sys.modules
     return env
 
 
@@ -287,7 +287,7 @@ def test_options_of_workers_reach_them(kind: Any, tmp_path: Path) -> None:
         policy,
         frames_per_batch=8,
         init_fn=note,
-        preload=["colorsys"],
+        preload=["tabnanny"],
         create_env_kwargs={"action_mask": True},
         policy_device="cpu",
         storing_device="cpu",
