@@ -19,6 +19,7 @@ from tensordict import TensorDict, TensorDictBase
 from marl_collect.buffers.frame_writer import LastObservation
 from marl_collect.buffers.layout import FRAME_IDS
 from marl_collect.core.description import Key
+from marl_collect.core.tensordicts import maskable
 
 KEY = ("collector", "last_observations")
 
@@ -132,8 +133,9 @@ def restore_next(batch: TensorDictBase) -> TensorDictBase:
         leaves = root.reshape(*ids.shape, *root.shape[batch.ndim :])
         following = torch.empty_like(leaves)
         following[:, :-1] = leaves[:, 1:]
-        following[is_last] = values.to(root.device)[stored]
-        following[is_padding] = 0
+        filled = maskable(following)
+        filled[is_last] = maskable(values).to(root.device)[stored]
+        filled[is_padding] = 0
         batch.set(("next", *key), following.reshape(root.shape))
     collector = batch.get("collector")
     for name in (KEY[1], FRAME_IDS[1]):

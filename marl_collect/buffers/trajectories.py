@@ -14,7 +14,13 @@ from tensordict import TensorDictBase
 from marl_collect.buffers.layout import STEP_COUNT, Layout
 from marl_collect.core.description import Field, Key
 from marl_collect.core.replay import frames_of
-from marl_collect.core.tensordicts import assemble, flatten, key_path, take_rows
+from marl_collect.core.tensordicts import (
+    assemble,
+    flatten,
+    key_path,
+    maskable,
+    take_rows,
+)
 
 TrajFormat = Literal["padded", "cat"]
 Arrays = dict[Key, NDArray[Any]]
@@ -26,12 +32,6 @@ Nobody waits for ever with ``max_frames_per_traj``, whose key is ``step_count``.
 """
 _IDS = ("collector", "traj_ids")
 _MASK = ("collector", "mask")
-_SIGNED = {
-    torch.uint16: torch.int16,
-    torch.uint32: torch.int32,
-    torch.uint64: torch.int64,
-}
-"""Dtypes in which torch fills no mask, by those of the same size in which it does."""
 
 
 def split_trajectories(
@@ -129,8 +129,7 @@ def _padded(
     invalid = ~mask
     if bool(invalid.any()):
         for leaf in out.values(include_nested=True, leaves_only=True):
-            signed = _SIGNED.get(leaf.dtype)  # Gradients do not pass such a view.
-            (leaf if signed is None else leaf.view(signed))[invalid] = 0
+            maskable(leaf)[invalid] = 0
     out.set(mask_key, mask)
     out.names = [None, "time"]
     return out

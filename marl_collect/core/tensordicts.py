@@ -9,6 +9,12 @@ from tensordict import TensorDict, TensorDictBase, is_non_tensor
 from marl_collect.core.description import Key
 
 Tree = dict[str, Any]
+_SIGNED = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}
+"""Dtypes in which torch writes by no mask, by those of their size in which it does."""
 
 
 def assemble(
@@ -88,3 +94,13 @@ def take_rows(data: TensorDictBase, rows: torch.Tensor) -> TensorDictBase:
     size = [len(rows), *data.shape[1:]]
     out: Any = data.apply(take, batch_size=size, names=data.names, call_on_nested=True)
     return out
+
+
+def maskable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's memory in a dtype in which torch reads and writes by masks.
+
+    Gradients do not pass a view as another dtype, so other tensors are returned as
+    they are.
+    """
+    signed = _SIGNED.get(tensor.dtype)
+    return tensor if signed is None else tensor.view(signed)

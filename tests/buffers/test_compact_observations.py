@@ -10,13 +10,21 @@ from functools import cache, partial
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from hypothesis import given, settings
 from tensordict import TensorDict, lazy_stack, pad
 from workloads.counting import CountingEnv
 
-from marl_collect import Collector, MultiSyncCollector, restore_next, split_trajectories
+from marl_collect import (
+    Collector,
+    EnvWrapper,
+    MultiSyncCollector,
+    restore_next,
+    split_trajectories,
+)
 from marl_collect.buffers.layout import FRAME_IDS
 from marl_collect.core.tensordicts import flatten
 
@@ -285,3 +293,27 @@ def test_equal_runs_have_equal_frame_ids_and_different_batches_different_ones() 
         numbers = torch.cat([batch.flatten() for batch in batches])
         assert len(numbers.unique()) == len(numbers)
         assert (numbers > 0).all()
+
+
+class Ages(EnvWrapper):
+    """Hunters observe the seed and the number of steps in a chosen dtype."""
+
+    def __init__(self, dtype: Any) -> None:
+        ages = {"age": spaces.Box(0, 255, (2,), dtype)}
+        super().__init__(CountingEnv(n_prey=0), observe={"hunter": ages})
+
+    def after_reset(self, begun: Any, seed: Any) -> None:
+        self.row["hunter", "observation", "age"][begun] = [seed % 200, 1]
+
+    def after_step(self) -> None:
+        self.row["hunter", "observation", "age"][..., 1] += 1
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
+def test_unsigned_integers_are_restored(dtype: Any) -> None:
+    collector = partial(
+        Collector, [partial(Ages, dtype)] * 2, frames_per_batch=40, seed=3
+    )
+    full, compact = collector(), collector(compact_obs=True)
+    for _ in range(2):
+        check(full.next(), compact.next())
