@@ -121,8 +121,10 @@ def test_rows_of_a_benchmark_have_different_names(name: str) -> None:
             "groups",
             ["simple_spread_v3, 64"],
             [
-                *("all processors, groups=1", "all but one, groups=1"),
-                *("all processors, groups=2", "all but one, groups=2"),
+                "all processors, groups=1",
+                "all but one, groups=1",
+                "all processors, groups=2",
+                "all but one, groups=2",
             ],
         ),
         (
@@ -134,7 +136,9 @@ def test_rows_of_a_benchmark_have_different_names(name: str) -> None:
             "assignment",
             ["simple_spread"],
             [
-                *("one shared network", "share_params=False", "one group per agent"),
+                "one shared network",
+                "share_params=False",
+                "one group per agent",
                 "policies=",
             ],
         ),

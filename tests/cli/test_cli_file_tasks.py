@@ -70,8 +70,10 @@ def lua(tmp_path: Path, proof: Path) -> dict[str, Any]:
 
 
 COMMANDS = [
-    *(["play", "RUN"], ["play", "RUN", "--policy=random"]),
-    *(["render", "RUN", "--out=x.gif"], ["collect", "RUN", "--frames=1"]),
+    ["play", "RUN"],
+    ["play", "RUN", "--policy=random"],
+    ["render", "RUN", "--out=x.gif"],
+    ["collect", "RUN", "--frames=1"],
     ["play", "TASK", "--policy", "RUN"],
     ["play", "TASK", "--policy", "RUN/checkpoints/best.pt"],
     ["render", "TASK", "--policy", "RUN/checkpoints/last.pt", "--out=x.gif"],
@@ -238,7 +240,9 @@ def test_plain_settings_of_a_run_are_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("task", 3), ("env_kwargs", ["levelDirectory"]), ("options", None)),
+        ("task", 3),
+        ("env_kwargs", ["levelDirectory"]),
+        ("options", None),
         ("options", {"max_frames_per_traj": "7"}),
         ("options", {"max_frames_per_traj": 0}),
     ],
@@ -344,12 +348,20 @@ NOT_SAFE = {
 @pytest.mark.parametrize(
     ("family", "module"),
     [
-        *(("lab2d", "dmlab2d"), ("lbforaging", "lbforaging")),
-        *(("mamujoco", "gymnasium_robotics"), ("meltingpot", "meltingpot")),
-        *(("openspiel", "pyspiel"), ("overcooked", "overcooked_ai_py")),
-        *(("rware", "rware"), ("vmas", "vmas"), ("atari", "multi_agent_ale_py")),
-        *(("butterfly", "pettingzoo"), ("classic", "rlcard"), ("magent", "magent2")),
-        *(("mpe", "mpe2"), ("sisl", "Box2D")),
+        ("lab2d", "dmlab2d"),
+        ("lbforaging", "lbforaging"),
+        ("mamujoco", "gymnasium_robotics"),
+        ("meltingpot", "meltingpot"),
+        ("openspiel", "pyspiel"),
+        ("overcooked", "overcooked_ai_py"),
+        ("rware", "rware"),
+        ("vmas", "vmas"),
+        ("atari", "multi_agent_ale_py"),
+        ("butterfly", "pettingzoo"),
+        ("classic", "rlcard"),
+        ("magent", "magent2"),
+        ("mpe", "mpe2"),
+        ("sisl", "Box2D"),
     ],
 )
 def test_every_argument_is_safe_or_known_not_to_be(family: str, module: str) -> None:

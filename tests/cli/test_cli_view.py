@@ -417,7 +417,9 @@ def test_the_browser_gets_the_token_from_a_file_of_the_user_alone() -> None:
     assert not file.exists()
 
 
-def test_silent_clients_pass(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_clients_pass(
+    running: server.Viewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server._Handler, "timeout", 0.1)
     for sent in (b"", b"GET /about HTTP/1.1\r\nHost: "):
         with socket.create_connection(address_of(running), SOON) as client:

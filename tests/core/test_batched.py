@@ -181,7 +181,9 @@ ACTIONS: list[tuple[spaces.Space[Any], Any, str]] = [
 
 
 @pytest.mark.parametrize(("space", "action", "message"), ACTIONS)
-def test_no_such_actions_err(space: Any, action: Any, message: str) -> None:
+def test_no_such_actions_err(
+    space: spaces.Space[Any], action: Any, message: str
+) -> None:
     with Line(action=space) as env:
         root = env.rand_action(env.reset())
         root["a", "action"][2, 1] = torch.tensor(action)

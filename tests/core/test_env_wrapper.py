@@ -1,6 +1,6 @@
 """Changes to an environment: what wrappers add, and that all else stays as it is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -175,7 +175,9 @@ def worlds(**options: Any) -> CountingWorlds:
 
 @pytest.mark.parametrize("options", WORLDS.values(), ids=WORLDS)
 @pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
-def test_worlds_are_equal(wrapper: Callable[[Any], Any], options: Any) -> None:
+def test_worlds_are_equal(
+    wrapper: Callable[[Any], Any], options: dict[str, Any]
+) -> None:
     keywords: Any = {"frames_per_batch": 30 * K, "total_frames": 60 * K, "seed": 5}
     singles = [lambda: wrapper(counting(**options))] * K
     with (
@@ -320,7 +322,9 @@ def test_a_wrapper_has_the_attributes_of_what_it_wraps() -> None:
         ),
     ],
 )
-def test_errors_name_what_is_wrong(arguments: Any, error: Any, message: str) -> None:
+def test_errors_name_what_is_wrong(
+    arguments: Mapping[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         Plain(CountingEnv(), **arguments)
 

@@ -64,7 +64,9 @@ def described(agents: str = "ab", n: Any = 2, **changes: Any) -> EnvDescription:
         ),
     ],
 )
-def test_others_are_refused(one: Any, other: EnvDescription, message: str) -> None:
+def test_others_are_refused(
+    one: EnvDescription, other: EnvDescription, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         check_alike(one, other, "environment 1", "environment 0")
     check_alike(one, replace(one, time_limit=3), "environment 1", "environment 0")

@@ -58,8 +58,11 @@ def expected_draws(*numbers: int) -> list[int]:
 def test_the_outputs_of_splitmix64_are_the_published_ones() -> None:
     # https://rosettacode.org/wiki/Pseudo-random_numbers/Splitmix64
     assert [splitmix64(1234567, i) for i in range(5)] == [
-        *(6457827717110365317, 3203168211198807973, 9817491932198370423),
-        *(4593380528125082431, 16408922859458223821),
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
     ]
 
 
@@ -88,7 +91,9 @@ def test_the_outputs_of_splitmix64_are_the_published_ones() -> None:
         (7, Purpose.FACTORY, (1,), 8003195879595699209),
     ],
 )
-def test_derived_numbers(seed: int, purpose: Any, indices: Any, expected: int) -> None:
+def test_derived_numbers(
+    seed: int, purpose: Purpose, indices: tuple[int, ...], expected: int
+) -> None:
     assert derive(seed, purpose, *indices) == expected
     assert derived(seed, list(Purpose).index(purpose), *indices) == expected
 

@@ -112,8 +112,16 @@ def one_wrapped_twice() -> Factory:
 
 
 SHARING = [
-    *(with_lambda, with_partial, with_keywords, with_cache, turn_based, converted),
-    *(lists, wrapped_lists, wrapped, one_wrapped_twice),
+    with_lambda,
+    with_partial,
+    with_keywords,
+    with_cache,
+    turn_based,
+    converted,
+    lists,
+    wrapped_lists,
+    wrapped,
+    one_wrapped_twice,
 ]
 
 

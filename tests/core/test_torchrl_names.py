@@ -43,9 +43,12 @@ def test_an_environment_has_torchrls_attributes() -> None:
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        *(("full_action_spec", "action_space"), ("specs", "to_torchrl")),
-        *(("append_transform", "to_torchrl"), ("maybe_reset", "step_and_maybe_reset")),
-        *(("done_keys", "done"), ("state_dict", r"collector\.state_dict\(\)")),
+        ("full_action_spec", "action_space"),
+        ("specs", "to_torchrl"),
+        ("append_transform", "to_torchrl"),
+        ("maybe_reset", "step_and_maybe_reset"),
+        ("done_keys", "done"),
+        ("state_dict", r"collector\.state_dict\(\)"),
     ],
 )
 def test_an_absent_attribute_names_its_replacement(name: str, advice: str) -> None:

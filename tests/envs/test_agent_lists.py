@@ -73,8 +73,10 @@ class Strict:
 @pytest.mark.parametrize(
     "space",
     [
-        *(spaces.MultiDiscrete([3, 3], start=[1, 1]), spaces.MultiBinary(2)),
-        *(spaces.Box(1, 2, (1,), np.float32), spaces.Box(-5, -3, (2,), np.int8)),
+        spaces.MultiDiscrete([3, 3], start=[1, 1]),
+        spaces.MultiBinary(2),
+        spaces.Box(1, 2, (1,), np.float32),
+        spaces.Box(-5, -3, (2,), np.int8),
         spaces.Dict(a=spaces.Discrete(2, start=3), b=spaces.Box(1, 2, (1,))),
         spaces.Tuple([spaces.Discrete(2, start=3), spaces.Box(1, 2, (1,))]),
     ],

@@ -123,10 +123,13 @@ def assert_equal(actual: Any, expected: Any, alive: Any = slice(None)) -> None:
 @pytest.mark.parametrize(
     ("task", "options", "frames", "limit_only"),
     [
-        *((*TAG, 20, True), (*SMAX, 100, False), (*WON, 100, False)),
+        (*TAG, 20, True),
+        (*SMAX, 100, False),
+        (*WON, 100, False),
         (*HANABI, 60, False),
         ("overcooked", {"layout": "coord_ring", "max_steps": 30}, 70, True),
-        *(("switch_riddle", {}, 30, False), (*COIN_GAME, 30, True)),
+        ("switch_riddle", {}, 30, False),
+        (*COIN_GAME, 30, True),
     ],
 )
 def test_the_data_are_those_of_the_library(

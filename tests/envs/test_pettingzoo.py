@@ -62,17 +62,23 @@ class Nobody(ScriptedEnv):  # type: ignore[misc]
     ("make", "arguments", "error", "message"),
     [
         (
-            *(PettingZooWrapper, {"env": ScriptedEnv(), "device": "cuda:0"}),
-            *(ValueError, "storing_device='cuda:0'"),
+            PettingZooWrapper,
+            {"env": ScriptedEnv(), "device": "cuda:0"},
+            ValueError,
+            "storing_device='cuda:0'",
         ),
         (
-            *(PettingZooWrapper, {"env": ScriptedEnv}, TypeError),
+            PettingZooWrapper,
+            {"env": ScriptedEnv},
+            TypeError,
             r"lambda: PettingZooWrapper\(ScriptedEnv\(\)\)",
         ),
         (PettingZooWrapper, {"env": 3}, TypeError, "ParallelEnv or AECEnv, but got 3"),
         (PettingZooWrapper, {"env": Nobody()}, ValueError, "possible_agents"),
         (
-            *(PettingZooEnv, {"task": ScriptedEnv}, TypeError),
+            PettingZooEnv,
+            {"task": ScriptedEnv},
+            TypeError,
             r"name, .* lambda: PettingZooWrapper\(",
         ),
     ],

@@ -33,8 +33,10 @@ CASES: list[tuple[str, str, dict[str, Any], int]] = [
     ("Box2D", "multiwalker_v9", {}, 300),
     ("Box2D", "multiwalker_v9", {"terminate_on_fall": False}, 300),
     (
-        *("Box2D", "multiwalker_v9"),
-        *({"terminate_on_fall": False, "remove_on_fall": False, "max_cycles": 40}, 250),
+        "Box2D",
+        "multiwalker_v9",
+        {"terminate_on_fall": False, "remove_on_fall": False, "max_cycles": 40},
+        250,
     ),
     ("Box2D", "multiwalker_v9", {"n_walkers": 1, "max_cycles": 20}, 100),
     ("pygame", "pursuit_v5", {"max_cycles": 30, "n_pursuers": 3, "n_evaders": 4}, 200),

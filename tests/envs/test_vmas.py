@@ -111,7 +111,9 @@ def test_every_step_draws_the_numbers_that_the_library_draws() -> None:
 @pytest.mark.parametrize(
     ("scenario", "options"),
     [
-        *(("navigation", {}), ("dropout", DISCRETE), ("simple_world_comm", {})),
+        ("navigation", {}),
+        ("dropout", DISCRETE),
+        ("simple_world_comm", {}),
         ("simple_crypto", DISCRETE | {"multidiscrete_actions": True}),
         ("road_traffic", {"n_agents": 3}),
     ],

@@ -121,7 +121,9 @@ def test_workers_that_are_replaced_play_the_episodes_of_the_given_seeds() -> Non
         ),
     ],
 )
-def test_bad_seeds_err(options: Any, error: type[Exception], message: str) -> None:
+def test_bad_seeds_err(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         evaluate(None, CountingEnv, episodes=3, **options)
 

@@ -75,9 +75,12 @@ def parameters(experiment_run: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("algorithm", "task", "model"),
     [
-        *(("Mappo", "MULTIWALKER", "Mlp"), ("Ippo", "SIMPLE_SPREAD", "Mlp")),
-        *(("Qmix", "SIMPLE_SPREAD", "Mlp"), ("Maddpg", "SIMPLE_TAG", "Mlp")),
-        *(("Masac", "SIMPLE_TAG", "Mlp"), ("Mappo", "SIMPLE_SPREAD", "Gru")),
+        ("Mappo", "MULTIWALKER", "Mlp"),
+        ("Ippo", "SIMPLE_SPREAD", "Mlp"),
+        ("Qmix", "SIMPLE_SPREAD", "Mlp"),
+        ("Maddpg", "SIMPLE_TAG", "Mlp"),
+        ("Masac", "SIMPLE_TAG", "Mlp"),
+        ("Mappo", "SIMPLE_SPREAD", "Gru"),
     ],
 )
 def test_an_experiment_trains_on_our_collector(

@@ -289,7 +289,9 @@ class Lights(EnvBase):
 
 
 @pytest.mark.parametrize("worlds", [(), (3,)])
-def test_calls_copy_twice(monkeypatch: pytest.MonkeyPatch, worlds: Any) -> None:
+def test_calls_copy_twice(
+    monkeypatch: pytest.MonkeyPatch, worlds: tuple[int, ...]
+) -> None:
     keywords: Any = {"frames_per_batch": 24, "seed": 5}
     cpu = torch.device("cpu")
     with Collector(lambda: TorchRLWrapper(Lights(worlds, cpu)), **keywords) as one:

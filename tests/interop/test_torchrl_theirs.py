@@ -126,8 +126,10 @@ def test_a_multi_agent_environment_passes_check_env(shared: bool) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        *({}, {"action_mask": True, "state": True}),
-        *({"categorical_actions": False, "image": (4, 4, 3)}, {"done_on_any": True}),
+        {},
+        {"action_mask": True, "state": True},
+        {"categorical_actions": False, "image": (4, 4, 3)},
+        {"done_on_any": True},
     ],
     ids=lambda changes: "-".join(changes) or "plain",
 )

@@ -93,7 +93,9 @@ def description_of(action: Any, *, one_hot: bool = False) -> EnvDescription:
         (spaces.Discrete(3), False, [2, 0], [[0, 0, 1], [1, 0, 0]]),
         (spaces.Discrete(2), True, [[0, 1], [1, 0]], [[0, 1], [1, 0]]),
         (
-            *(spaces.MultiDiscrete([2, 3]), False, [[1, 0], [0, 2]]),
+            spaces.MultiDiscrete([2, 3]),
+            False,
+            [[1, 0], [0, 2]],
             [[0, 1, 1, 0, 0], [1, 0, 0, 0, 1]],
         ),
         (spaces.MultiBinary(2), False, [[1, 0], [1, 1]], [[1, 0], [1, 1]]),

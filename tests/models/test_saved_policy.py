@@ -111,7 +111,9 @@ def damaged_weight(file: Path, weight: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     "read",
     [
-        *(load_policy, read_tensors, saved_options),
+        load_policy,
+        read_tensors,
+        saved_options,
         lambda path: load_networks(str(path), {}, description()),
     ],
 )

@@ -92,8 +92,11 @@ def test_a_guard_reads_numbers_of_any_dtype(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        *(lambda x: x.add_(1), lambda x: x[0].fill_(2)),
-        *(lambda x: torch.add(x, 1, out=x), lambda x: x[x > 0], lambda x: x.nonzero()),
+        lambda x: x.add_(1),
+        lambda x: x[0].fill_(2),
+        lambda x: torch.add(x, 1, out=x),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
     ],
     ids=["in place", "through a view", "out", "mask", "nonzero"],
 )

@@ -260,8 +260,12 @@ def test_a_class_sent_by_value_keeps_what_it_declares_again() -> None:
 @pytest.mark.parametrize(
     ("called", "pure"),
     [
-        *((torch.tanh, True), (nn.functional.softplus, True), (lambda x: x, False)),
-        *((input, False), (nn.Tanh(), True), (Overrides(), False)),
+        (torch.tanh, True),
+        (nn.functional.softplus, True),
+        (lambda x: x, False),
+        (input, False),
+        (nn.Tanh(), True),
+        (Overrides(), False),
     ],
 )
 def test_functions_of_torch_are_pure_and_others_declare_it(

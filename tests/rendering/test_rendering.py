@@ -237,8 +237,10 @@ def rendering(image: Any) -> CountingEnv:
 @pytest.mark.parametrize(
     "image",
     [
-        *(np.full((8, 9, 3), 7, np.int64), np.full((8, 9, 4), 7, np.uint8)),
-        *(np.full((8, 9), 7, np.uint8), [[7, 7], [7, 7]]),
+        np.full((8, 9, 3), 7, np.int64),
+        np.full((8, 9, 4), 7, np.uint8),
+        np.full((8, 9), 7, np.uint8),
+        [[7, 7], [7, 7]],
     ],
     ids=["int64", "alpha", "grey", "lists"],
 )

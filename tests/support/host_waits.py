@@ -18,7 +18,13 @@ INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_ind
 FREE = {"empty", "detach", "alias", "lift_fresh", "_unsafe_view", "empty_strided"}
 """Operations that start no kernel."""
 MOVES = (
-    *("cpu", "numpy", "tolist", "item", "__array__", "__bool__", "__int__"),
+    "cpu",
+    "numpy",
+    "tolist",
+    "item",
+    "__array__",
+    "__bool__",
+    "__int__",
     "pin_memory",
 )
 """Methods of tensors that copy to the host, some of them without an operation."""

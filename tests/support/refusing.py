@@ -24,8 +24,10 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 class _Instruction(ctypes.Structure):
     _fields_ = (
-        *(("code", ctypes.c_ushort), ("if_true", ctypes.c_ubyte)),
-        *(("if_false", ctypes.c_ubyte), ("operand", ctypes.c_uint)),
+        ("code", ctypes.c_ushort),
+        ("if_true", ctypes.c_ubyte),
+        ("if_false", ctypes.c_ubyte),
+        ("operand", ctypes.c_uint),
     )
 
 

@@ -184,8 +184,10 @@ class TorchWorlds(BatchedEnv):
         seed = self.tensor(seeds)
         seed = mix(seed % PRIME, seed // PRIME % PRIME, self.level)
         new = (
-            *(mix(seed[:, None], self.agents), torch.zeros_like(self.dead)),
-            *(torch.zeros_like(self.steps), 1 + mix(seed, 99) % self.spec.length),
+            mix(seed[:, None], self.agents),
+            torch.zeros_like(self.dead),
+            torch.zeros_like(self.steps),
+            1 + mix(seed, 99) % self.spec.length,
         )
         old = self.number, self.dead, self.steps, self.ends
         if where is not None:

@@ -94,8 +94,13 @@ SHARING: dict[type[Game], str] = {
 }
 """What ``check_env`` reports."""
 LEGAL: Kinds = [
-    *(Game, sharing.OwnGenerator, sharing.RestoresGenerator, sharing.Remembers),
-    *(sharing.OneArray, sharing.ReadOnly, sharing.NumberedAgents),
+    Game,
+    sharing.OwnGenerator,
+    sharing.RestoresGenerator,
+    sharing.Remembers,
+    sharing.OneArray,
+    sharing.ReadOnly,
+    sharing.NumberedAgents,
 ]
 
 

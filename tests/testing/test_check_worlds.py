@@ -190,8 +190,12 @@ class Raises(Walkers):
 @pytest.mark.parametrize(
     "make",
     [
-        *(Walkers, partial(Walkers, 1), partial(Walkers, 70)),
-        *(partial(Walkers, done_on_any=True), Observes, partial(Signs, 20)),
+        Walkers,
+        partial(Walkers, 1),
+        partial(Walkers, 70),
+        partial(Walkers, done_on_any=True),
+        Observes,
+        partial(Signs, 20),
         partial(CountingWorlds, 3, action_mask=True, state=True, episode_reward=True),
         partial(CountingWorlds, 3, image=(4, 4, 3), done_on_any=True),
         partial(CountingWorlds, 3, resets_itself=True),

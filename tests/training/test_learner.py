@@ -42,8 +42,10 @@ def batches(policy: Any, count: int) -> list[Any]:
 @pytest.mark.parametrize(
     ("position", "wrong", "cure"),
     [
-        *((0, ENV, r"describe\(make_env\)"), (0, ENV(), r"describe\(make_env\)")),
-        *((1, "mappo", r"Setup\('mappo'\)"), (1, "mapo", r"Setup\('mappo'\)")),
+        (0, ENV, r"describe\(make_env\)"),
+        (0, ENV(), r"describe\(make_env\)"),
+        (1, "mappo", r"Setup\('mappo'\)"),
+        (1, "mapo", r"Setup\('mappo'\)"),
         (2, {"gamma": 0.9}, r"TrainingOptions\(\)\.with_settings"),
         (2, None, r"TrainingOptions\(\)"),
     ],
@@ -96,7 +98,9 @@ def test_the_policy_of_a_saved_learner_needs_no_options(tmp_path: Path) -> None:
         ("ippo-local-shared", "mappo-local-shared", {}, ".*the setup ippo-local-share"),
         ("qmix-local-shared", None, {"value.buffer_frames": 200}, " .*=100000 .*=200 "),
         (
-            *("qmix-local-shared", None, {"value.replay": "episodes"}),
+            "qmix-local-shared",
+            None,
+            {"value.replay": "episodes"},
             " .*plays frames.*plays episodes",
         ),
     ],

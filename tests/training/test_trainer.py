@@ -356,10 +356,18 @@ def test_damaged_files_of_a_run_are_named(tmp_path: Path) -> None:
     names = (LAST, CONFIG, BEST, PROGRESS)
     contents = {name: (tmp_path / name).read_bytes() for name in names}
     for name, content in (
-        *((LAST, b""), (LAST, contents[LAST][: len(contents[LAST]) // 2])),
-        *((LAST, contents[BEST]), (CONFIG, b"{"), (CONFIG, b"[]"), (CONFIG, b"\xff")),
-        *((CONFIG, None), (BEST, None), (BEST, b"no tensors"), (PROGRESS, None)),
-        *((PROGRESS, b""), (PROGRESS, b"\xff\n")),
+        (LAST, b""),
+        (LAST, contents[LAST][: len(contents[LAST]) // 2]),
+        (LAST, contents[BEST]),
+        (CONFIG, b"{"),
+        (CONFIG, b"[]"),
+        (CONFIG, b"\xff"),
+        (CONFIG, None),
+        (BEST, None),
+        (BEST, b"no tensors"),
+        (PROGRESS, None),
+        (PROGRESS, b""),
+        (PROGRESS, b"\xff\n"),
     ):
         for other, text in contents.items():
             (tmp_path / other).write_bytes(text)

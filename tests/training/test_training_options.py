@@ -120,7 +120,9 @@ def described(*shape: int) -> Any:
         ),
     ],
 )
-def test_a_setting_stands_for_layers(setting: str, shape: Any, expected: Any) -> None:
+def test_a_setting_stands_for_layers(
+    setting: str, shape: tuple[int, ...], expected: dict[str, list[int]]
+) -> None:
     assert convolutions(setting, described(*shape)) == expected
 
 
