@@ -27,7 +27,7 @@ TESTS: Final = {
         TASKS + "test_the_settings_of_a_run_lead_to_no_folder",
         TASKS + "test_a_family_does_not_declare_other_settings_safe",
         TASKS + "test_every_argument_is_safe_or_known_not_to_be",
-        TASKS + "test_typed_settings_of_the_exploit_run",
+        TASKS + "test_typed_settings_of_this_exploit_run_it",
     ],
     "A number in a file can still make an environment slow, or fill the memory.": [
         TASKS + "test_plain_settings_of_a_run_are_used"

@@ -120,7 +120,7 @@ def test_the_readme_has_the_table_of_the_committed_run() -> None:
 
 
 @pytest.mark.processes
-def test_reasons_of_no_install_are_kept(
+def test_a_peer_that_cannot_be_installed_is_recorded_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(install, "STEPS", ())
@@ -202,7 +202,9 @@ def test_the_page_names_what_agrees_and_what_is_missing() -> None:
     assert text.count("\n- `") == len({task for task, _ in reproduce.CELLS})
 
 
-def test_absent_cells_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_that_are_not_finished_are_trained_until_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     codes, commands = {"matrix-climbing-ia2c": 3}, []
 
     def train(command: list[str], **_: Any) -> Any:

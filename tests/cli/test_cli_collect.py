@@ -115,7 +115,7 @@ def test_workers_do_not_change_data_and_a_second_run_appends(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("amount", ["--frames", "--episodes"])
-def test_speed_counts_writing(
+def test_the_speed_includes_the_end_of_writing(
     amount: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, close = 0.0, Writer.close

@@ -27,7 +27,7 @@ def run(*arguments: str) -> Any:
     return result.exit_code, text
 
 
-def test_files_named_as_no_task_are_told(
+def test_a_file_of_the_name_of_an_unknown_task_is_mentioned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -69,7 +69,7 @@ def run(*arguments: str) -> Any:
     return result.exit_code, result.stdout + result.stderr
 
 
-def test_tables_pictures_and_json_are_written(
+def test_compare_writes_tables_a_picture_and_marl_eval_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports = Mock(wraps=comparison.write_report)
@@ -209,7 +209,9 @@ def test_the_display_shows_the_whole_comparison_at_80_columns(tmp_path: Path) ->
     assert log.read_text().count("   0 frames: return 1.00 (team)") == 2
 
 
-def test_progress_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_live_display_a_line_a_minute_shows_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seconds = 0
     clock = SimpleNamespace(monotonic=lambda: seconds)
     monkeypatch.setattr("marl_collect.cli.training_progress.time", clock)

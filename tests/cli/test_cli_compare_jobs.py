@@ -136,7 +136,7 @@ def test_a_run_whose_process_is_killed_does_not_stop_the_other(tmp_path: Path) -
     assert [(out / name / "result.json").exists() for name in RUNS] == [True, False]
 
 
-def test_workers_errors_are_told(
+def test_an_error_of_the_environment_is_told_for_each_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "failing_of_jobs.py").write_text(

@@ -146,7 +146,9 @@ def test_the_settings_of_a_run_lead_to_no_folder(
 
 
 @pytest.mark.processes
-def test_typed_settings_of_the_exploit_run(lua: dict[str, Any], proof: Path) -> None:
+def test_typed_settings_of_this_exploit_run_it(
+    lua: dict[str, Any], proof: Path
+) -> None:
     code, text = run("info", LAB2D, f"--env=settings={json.dumps(lua['settings'])}")
     assert code == 2, text
     assert proof.exists()

@@ -145,7 +145,9 @@ def drawing(folder: Path, factory: Any) -> Episodes:
     return Episodes(open_dataset(folder).trajectories, lambda: factory)
 
 
-def test_states_are_drawn_on_need(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_are_drawn_if_needed(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps: list[tuple[int, int]] = []
     closed: list[int] = []
     numbers = itertools.count()
@@ -206,7 +208,9 @@ def test_an_episode_that_differs_says_so_from_that_state_on(data: Path) -> None:
         other.picture(1, 0, 0)
 
 
-def test_the_viewer_ends_in_hangs(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_hangs_does_not_keep_the_viewer_from_ending(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hangs, goes_on = threading.Event(), threading.Event()
 
     def make() -> CountingEnv:
@@ -304,7 +308,9 @@ def status(request: urllib.request.Request | str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_page_data_errors_are_sent(running: server.Viewer, viewer: Episodes) -> None:
+def test_page_data_and_errors_are_sent(
+    running: server.Viewer, viewer: Episodes
+) -> None:
     code, page = status(running.address)
     assert code == 200
     assert saved(page) is None
@@ -417,7 +423,7 @@ def test_the_browser_gets_the_token_from_a_file_of_the_user_alone() -> None:
     assert not file.exists()
 
 
-def test_silent_clients_pass(
+def test_a_client_that_sends_nothing_is_not_waited_for(
     running: server.Viewer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server._Handler, "timeout", 0.1)
@@ -463,7 +469,9 @@ def test_a_file_holds_the_chosen_episodes(data: Path, tmp_path: Path) -> None:
         (["--save=x.html", "--task=nothing_v0"], "nothing_v0"),
     ],
 )
-def test_bad_arguments_err(data: Path, arguments: list[str], message: str) -> None:
+def test_wrong_arguments_are_errors(
+    data: Path, arguments: list[str], message: str
+) -> None:
     code, text = run(str(data), *arguments)
     assert code == 2
     assert re.search(message, " ".join(text.split()))
@@ -495,7 +503,9 @@ def test_a_stack_of_pictures_shows_its_newest_one(tmp_path: Path) -> None:
     assert view.picture(0, 1, 2) == to_png(to_picture(stacks[2, 1, 1]))
 
 
-def test_wrapped_ones_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrapped_environment_is_drawn_by_a_task_that_builds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("stacks_of_view.py").write_text(STACKS)
     record("data", find_factory("stacks_of_view:make", {}), episodes=1, num_workers=1)

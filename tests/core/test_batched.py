@@ -181,7 +181,7 @@ ACTIONS: list[tuple[spaces.Space[Any], Any, str]] = [
 
 
 @pytest.mark.parametrize(("space", "action", "message"), ACTIONS)
-def test_no_such_actions_err(
+def test_an_impossible_action_of_an_agent_that_acts_is_an_error(
     space: spaces.Space[Any], action: Any, message: str
 ) -> None:
     with Line(action=space) as env:

@@ -175,7 +175,7 @@ def worlds(**options: Any) -> CountingWorlds:
 
 @pytest.mark.parametrize("options", WORLDS.values(), ids=WORLDS)
 @pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
-def test_worlds_are_equal(
+def test_wrapped_worlds_give_the_data_of_wrapped_environments(
     wrapper: Callable[[Any], Any], options: dict[str, Any]
 ) -> None:
     keywords: Any = {"frames_per_batch": 30 * K, "total_frames": 60 * K, "seed": 5}

@@ -64,7 +64,7 @@ def described(agents: str = "ab", n: Any = 2, **changes: Any) -> EnvDescription:
         ),
     ],
 )
-def test_others_are_refused(
+def test_environments_with_other_agents_or_actions_are_refused(
     one: EnvDescription, other: EnvDescription, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

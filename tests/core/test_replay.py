@@ -53,7 +53,9 @@ NAN = float("nan")
     ("now", "then", "arrives"),
     [(1.5, 1.5, True), (NAN, NAN, True), (NAN, 1.5, False), (1.5, NAN, False)],
 )
-def test_replays_arrive_at_known_nan(now: float, then: float, *, arrives: bool) -> None:
+def test_a_replay_that_ends_in_nan_has_arrived_if_the_record_has_it(
+    now: float, then: float, *, arrives: bool
+) -> None:
     class Last(Endless):
         def step_row(self) -> None:
             super().step_row()

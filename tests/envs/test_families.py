@@ -342,7 +342,7 @@ def test_the_limit_is_that_of_the_task_or_a_shorter_one(task: str, limits: Any) 
         ("mamujoco/Ant-2x4", "gymnasium_robotics:mamujoco_v1.parallel_env"),
     ],
 )
-def test_errors_close_parts(
+def test_an_error_of_a_constructor_closes_what_it_built(
     task: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require(task)

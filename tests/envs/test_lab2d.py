@@ -368,7 +368,9 @@ def test_settings_may_be_nested_and_an_unknown_one_is_an_error() -> None:
         (["PLACE", "EXTRA"], r"missing: \['EXTRA'\]"),
     ],
 )
-def test_absent_observations_are_named(duel: Any, names: Any, message: str) -> None:
+def test_unavailable_observations_are_named(
+    duel: Any, names: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Lab2dEnv("duel", duel, observations=names)
 

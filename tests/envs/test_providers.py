@@ -119,7 +119,9 @@ def test_own_tasks_need_no_pettingzoo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_absent_ones_are_named(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_without_its_library_says_how_to_install_it(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hide(monkeypatch, family.modules[0])
     command = f'pip install "marl-collect[{family.extra}]"'
     assert family.available_tasks() == {f"{family.name}/...": command}

@@ -98,7 +98,9 @@ def test_a_module_without_the_callable_is_an_error() -> None:
         ("mpe/simple_v3", ["pettingzoo.sisl.", "pettingzoo.classic.", "Box2D"]),
     ],
 )
-def test_only_the_task_family_is_imported(task: str, other_modules: list[str]) -> None:
+def test_only_the_task_s_family_is_imported(
+    task: str, other_modules: list[str]
+) -> None:
     pytest.importorskip("Box2D" if "sisl" in task else "mpe2")
     script = f"""
 import sys

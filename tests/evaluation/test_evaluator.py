@@ -121,7 +121,7 @@ def test_workers_that_are_replaced_play_the_episodes_of_the_given_seeds() -> Non
         ),
     ],
 )
-def test_bad_seeds_err(
+def test_invalid_seeds_are_refused(
     options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

@@ -216,7 +216,7 @@ def test_a_task_of_ones_own_is_collected_from_its_environment(tmp_path: Path) ->
     assert -200 < new_experiment.mean_return < 0  # Sums of 20 negative rewards.
 
 
-def test_experiments_are_of_one_process(
+def test_an_experiment_is_of_one_process_also_under_torchrun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "1")
@@ -293,7 +293,9 @@ def test_a_checkpoint_resumes(model: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stock", [True, False], ids=["from_stock", "to_stock"])
 @pytest.mark.parametrize(("algorithm", "model"), [("Mappo", "Gru"), ("Masac", "Mlp")])
-def test_runs_cross(algorithm: str, model: str, stock: bool, tmp_path: Path) -> None:
+def test_checkpoints_cross(
+    algorithm: str, model: str, stock: bool, tmp_path: Path
+) -> None:
     options: Any = {"checkpoint_at_end": True, "max_n_frames": FRAMES}
     first = build(tmp_path, algorithm, "MULTIWALKER", model, stock=stock, **options)
     first.run()

@@ -138,7 +138,7 @@ def test_a_log_can_be_written_and_continued(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", LOGGERS)
-def test_packages_are_named(
+def test_a_missing_package_is_an_error_before_anything_starts(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     *_, package = LOGGERS[name]

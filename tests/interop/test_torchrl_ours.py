@@ -289,7 +289,7 @@ class Lights(EnvBase):
 
 
 @pytest.mark.parametrize("worlds", [(), (3,)])
-def test_calls_copy_twice(
+def test_a_call_is_one_pinned_copy_each_way(
     monkeypatch: pytest.MonkeyPatch, worlds: tuple[int, ...]
 ) -> None:
     keywords: Any = {"frames_per_batch": 24, "seed": 5}

@@ -65,7 +65,9 @@ def relative(value: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
 @pytest.mark.parametrize("norm_class", [None, nn.GroupNorm])
-def test_bfloat16(centralised: bool, share_params: bool, norm_class: Any) -> None:
+def test_bfloat16_computes_the_features_of_float32_up_to_rounding(
+    centralised: bool, share_params: bool, norm_class: Any
+) -> None:
     torch.manual_seed(0)
     norm = {"num_groups": 2, "num_channels": 4} if norm_class else None
     options = {"num_cells": [4, 4], "norm_class": norm_class, "norm_kwargs": norm}

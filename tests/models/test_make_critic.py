@@ -42,7 +42,7 @@ SMALL = {"num_cells": (8,), "hidden_size": 6, "conv": {"num_cells": (4, 4, 4)}}
     ("centralised", "share_params", "recurrent"),
     product([False, True], [False, True], [None, "gru", "lstm"]),
 )
-def test_values_per_agent(
+def test_a_value_for_every_agent(
     centralised: bool, share_params: bool, recurrent: bool
 ) -> None:
     setup: Any = {"centralised": centralised, "share_params": share_params}

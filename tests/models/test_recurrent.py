@@ -58,7 +58,7 @@ def as_torch(net: Any, kind: Any, agent: int) -> Any:
 
 @pytest.mark.parametrize(("kind", "theirs"), KINDS)
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_it_is_torch_s(
+def test_a_sequence_equals_torch(
     kind: Any, theirs: Any, centralised: bool, share_params: bool
 ) -> None:
     net = build(kind, centralised, share_params).double()
@@ -159,7 +159,9 @@ def test_under_autocast_it_computes_in_its_own_dtype(
 
 @pytest.mark.parametrize(("kind", "theirs"), KINDS)
 @pytest.mark.parametrize("share_params", [False, True])
-def test_torchrl_weights_are_loaded(kind: Any, theirs: Any, share_params: bool) -> None:
+def test_torchrls_weights_are_loaded(
+    kind: Any, theirs: Any, share_params: bool
+) -> None:
     modules = pytest.importorskip("torchrl.modules")
     module_class = modules.GRUModule if theirs is nn.GRU else modules.LSTMModule
     states = ["h"] if theirs is nn.GRU else ["h", "c"]

@@ -52,7 +52,9 @@ class Acts(torch.nn.Module):
 
 
 @pytest.mark.parametrize("recurrent", [None, "gru"])
-def test_devices_act_alike(monkeypatch: pytest.MonkeyPatch, recurrent: Any) -> None:
+def test_a_policy_on_another_device_acts_like_one_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, recurrent: Any
+) -> None:
     """The CPU stands in for the other device."""
     policy = Acts(make_policy(masked(), num_cells=(8,), recurrent=recurrent))
     batches = []

@@ -96,7 +96,9 @@ def levels(collector: Collector) -> list[float]:
     return collector.next()["prey", "action"][:, :, 0, 0].flatten().round().tolist()
 
 
-def test_outside_changes_act_and_make_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_outside_acts_after_some_frames_then_the_module_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Here after a tenth of the frames, to be quick."""
     monkeypatch.setattr(spot_check, "_INTERVAL", 1_000)
     with Collector(CountingEnv, acting(ReadsOutside()), frames_per_batch=50) as it:

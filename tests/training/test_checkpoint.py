@@ -136,7 +136,9 @@ def test_parts_other_than_those_of_the_checkpoint_are_errors(tmp_path: Path) -> 
         raise AssertionError
 
 
-def test_a_signal_after_the_last_batch_saves_and_ends_all(tmp_path: Path) -> None:
+def test_a_signal_after_the_last_batch_saves_and_ends_the_program(
+    tmp_path: Path,
+) -> None:
     program = f"""
 import os, signal
 from marl_collect.training.checkpoint import Checkpoint
@@ -200,7 +202,9 @@ def test_what_cannot_be_read_again_is_not_written(value: Any, tmp_path: Path) ->
     assert (tmp_path / "checkpoints" / "last.pt").read_bytes() == before
 
 
-def test_checkpoints_stay_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_the_working_directory_does_not_move_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     saved = Checkpoint("run", {"rows": [1]})
     (tmp_path / "elsewhere").mkdir()

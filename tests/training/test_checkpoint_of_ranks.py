@@ -182,7 +182,9 @@ with Checkpoint(f"{folder}/run", {"data": data}, resume=True) as checkpoint:
 @pytest.mark.parametrize(
     ("signalled", "steps"), [(["0", "1"], "saved end"), (["1"], "saved")]
 )
-def test_last_signals_save(signalled: list[str], steps: str, tmp_path: Path) -> None:
+def test_a_signal_after_the_last_batch_is_saved_if_all_ranks_get_it(
+    signalled: list[str], steps: str, tmp_path: Path
+) -> None:
     for rank, text in enumerate(run_ranks(tmp_path, LATE, 2, *signalled)):
         assert ("To go on, begin with resume=True" in text) == (str(rank) in signalled)
     for text in run_ranks(tmp_path, LATE, 2):
@@ -270,7 +272,9 @@ def test_checkpoints_of_two_runs_are_not_mixed(tmp_path: Path) -> None:
         assert "rank 1 has none" in text
 
 
-def test_ranks_have_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_has_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Checkpoint(tmp_path / "job", {"rows": []}, rank=1, world_size=2).save()
     assert (tmp_path / "job" / "rank-1-of-2" / "checkpoints" / "last.pt").exists()
     monkeypatch.setenv("RANK", "1")
@@ -281,7 +285,9 @@ def test_ranks_have_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         Checkpoint(tmp_path, {}, rank=0)
 
 
-def test_late_ranks_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_ranks_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise all of them would write to one folder, each at another time."""
     checkpoint = Checkpoint(tmp_path, {"rows": []})
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
@@ -356,7 +362,7 @@ def workers(text: str) -> list[int]:
     ("ranks", "victim", "fault"),
     [(2, 1, "raise"), (3, 1, "kill"), (4, 0, "kill"), (3, 2, "environment")],
 )
-def test_ranks_end_with_one(
+def test_a_rank_that_ends_is_the_end_of_all_ranks_and_their_workers(
     ranks: int, victim: int, fault: str, tmp_path: Path
 ) -> None:
     with job(tmp_path, FAILS, ranks, str(victim), fault) as programs:

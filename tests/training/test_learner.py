@@ -51,7 +51,7 @@ def batches(policy: Any, count: int) -> list[Any]:
     ],
 )
 @pytest.mark.parametrize("algorithm", ["mappo", "vdn"])
-def test_bad_ones_have_cures(
+def test_an_argument_of_another_kind_is_an_error_that_says_what_to_pass(
     position: int, wrong: Any, cure: str, algorithm: str
 ) -> None:
     arguments: list[Any] = [DESCRIPTION, Setup(algorithm), TINY]

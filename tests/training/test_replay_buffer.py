@@ -113,7 +113,9 @@ def numbered(*lengths: int, first: int = 0) -> tuple[dict[str, Any], Any, Any]:
         (8, (4, 10)),  # 12 frames, but 22 until the end of the batch.
     ],
 )
-def test_overwritten_undrawn_parts_err(before: int, lengths: tuple[int, ...]) -> None:
+def test_an_episode_that_is_overwritten_before_it_is_drawn_is_an_error(
+    before: int, lengths: tuple[int, ...]
+) -> None:
     replay = ReplayBuffer(20, torch.device("cpu"), whole=True)
     if before:
         begun = {"number": torch.arange(before)[None]}

@@ -289,7 +289,9 @@ def test_every_algorithm_has_default_setups() -> None:
 
 
 @pytest.mark.processes
-def test_own_algorithms_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_algorithm_of_ones_own_is_trained_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line = f"{__name__}:{RewardLearner.__name__}"
     monkeypatch.setitem(ALGORITHMS, "reward", line)
     description = describe(HUNTERS)
