@@ -14,8 +14,15 @@ EVERYTHING = Settings(minutes=90, pythons=PYTHONS)
 
 def window(value: float) -> dict[str, Any]:
     """Return a window in which every measurement is `value`."""
-    measured = dict.fromkeys(("cpu_seconds", "rate", "rate_between"), value)
-    return measured | {"frames": 1000, "seconds": 1.0, "own_cpu": 0.1, "episodes": 3}
+    return {
+        "frames": 1000,
+        "seconds": 1.0,
+        "cpu_seconds": value,
+        "own_cpu": 0.1,
+        "episodes": 3,
+        "rate": value,
+        "rate_between": value,
+    }
 
 
 def made_up(values: dict[str, float], settings: Settings = EVERYTHING) -> Any:

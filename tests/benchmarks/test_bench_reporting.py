@@ -146,8 +146,10 @@ CELL = Cell(
 
 
 def a_run(seed: int, returns: list[float], **changes: object) -> Run:
-    numbered = enumerate(returns)
-    records = [EvaluationRecord(frames, 2, [2 * x], [25]) for frames, x in numbered]
+    records = [
+        EvaluationRecord(frames, 2, [2 * value], [25])
+        for frames, value in enumerate(returns)
+    ]
     last = records[-1]
     setup = "qmix-local-shared-ids"
     run = Run("matrix/climbing", setup, seed, {}, records, last, last, {}, {})

@@ -74,7 +74,10 @@ def test_compare_writes_tables_a_picture_and_marl_eval_json(
 ) -> None:
     reports = Mock(wraps=comparison.write_report)
     monkeypatch.setattr(comparison, "write_report", reports)
-    arguments = ["compare", TASK, *SMALL_VALUE, "--setup=vdn-local-shared", "--seeds=2"]
+    arguments = [
+        *("compare", TASK, *SMALL_VALUE),
+        *("--setup", "vdn-local-shared", "--seeds", "2"),
+    ]
     code, text = run(*arguments, "--out", str(tmp_path))
     assert code == 0, text
     assert "vdn-local-shared, seed 0 (1/2)\n  0 frames: return " in text

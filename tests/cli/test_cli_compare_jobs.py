@@ -43,8 +43,10 @@ def run(*arguments: Any) -> tuple[int, str]:
 
 def start(out: Path, *arguments: str) -> Program:
     """Start the command in a session of its own."""
-    command = ("-m", "marl_collect.cli.main", *SMALL, "--jobs", "2", "--out", str(out))
-    return start_python(*command, *arguments)
+    return start_python(
+        *("-m", "marl_collect.cli.main", *SMALL, "--jobs", "2", "--out", str(out)),
+        *arguments,
+    )
 
 
 def has_checkpoint(run: Path) -> bool:

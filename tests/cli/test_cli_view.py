@@ -270,8 +270,12 @@ def test_requests_do_not_wait_for_a_picture() -> None:
 
 @pytest.fixture
 def running(viewer: Episodes) -> Iterator[server.Viewer]:
-    answers: server.Answers = {"/about": viewer.about, "/episodes": viewer.listed}
-    answers |= {"/episode": viewer.episode, "/picture": viewer.picture}
+    answers: server.Answers = {
+        "/about": viewer.about,
+        "/episodes": viewer.listed,
+        "/episode": viewer.episode,
+        "/picture": viewer.picture,
+    }
     with serving(answers) as running:
         yield running
 

@@ -33,8 +33,10 @@ class OthersRewards(EnvWrapper):
 
     def __init__(self, env: Any) -> None:
         groups = env.description.groups.items()
-        box = partial(spaces.Box, -np.inf, np.inf, dtype=np.float32)
-        rewards = {name: {"rewards": box(shape=(g.n_agents,))} for name, g in groups}
+        rewards = {
+            name: {"rewards": spaces.Box(-np.inf, np.inf, (g.n_agents,), np.float32)}
+            for name, g in groups
+        }
         super().__init__(env, observe=rewards)
         self.groups = list(rewards)
 

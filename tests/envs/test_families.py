@@ -137,8 +137,10 @@ class Kitchen(Stock):
         joint = [self.actions[action] for action in actions["player", "action"]]
         _, sparse, over, infos = self.env.step(joint)
         extra = np.array(infos["shaped_r_by_agent"])
-        outcome: Any = {("player", "reward"): sparse + 0.5 * extra}
-        outcome["player", "info", "shaped_reward"] = extra
+        outcome = {
+            ("player", "reward"): sparse + 0.5 * extra,
+            ("player", "info", "shaped_reward"): extra,
+        }
         return outcome, False, over
 
 
@@ -165,15 +167,20 @@ class Game(Stock):
         if self.state.is_terminal():
             return {}
         player = self.player
-        observe = self.state.observation_tensor
-        if not self.kind.provides_observation_tensor:
-            observe = self.state.information_state_tensor
+        observe = (
+            self.state.observation_tensor
+            if self.kind.provides_observation_tensor
+            else self.state.information_state_tensor
+        )
         agent = f"player_{player}"
         legal = np.zeros(self.state.get_game().num_distinct_actions(), bool)
         legal[self.state.legal_actions(player)] = True
         acts: Any = {(f"player_{p}", "mask"): p == player for p in range(self.players)}
-        seen = {(agent, "observation"): observe(player), (agent, "action_mask"): legal}
-        return seen | acts
+        return {
+            (agent, "observation"): observe(player),
+            (agent, "action_mask"): legal,
+            **acts,
+        }
 
     def step(self, actions: Entries) -> tuple[Entries, bool, bool]:
         action = int(actions[f"player_{self.player}", "action"].item())
@@ -243,8 +250,13 @@ CASES = [
     game("openspiel/laser_tag", arguments={"horizon": 20}),
     game("openspiel/tic_tac_toe"),
 ]
-NEEDED = {"lbforaging": "lbforaging", "rware": "rware", "openspiel": "pyspiel"}
-NEEDED |= {"mamujoco": "gymnasium_robotics", "overcooked": "overcooked_ai_py"}
+NEEDED = {
+    "lbforaging": "lbforaging",
+    "rware": "rware",
+    "mamujoco": "gymnasium_robotics",
+    "overcooked": "overcooked_ai_py",
+    "openspiel": "pyspiel",
+}
 
 
 def require(task: str) -> None:
@@ -266,8 +278,10 @@ def episodes(
     keys = frames_of_all.keys(include_nested=True, leaves_only=True)
     for number in numbers.unique().tolist():
         rows = frames_of_all[numbers == number]
-        arrays = {k if isinstance(k, tuple) else (k,): rows[k].numpy() for k in keys}
-        yield episode_seed(seed, 0, number), arrays
+        yield (
+            episode_seed(seed, 0, number),
+            {k if isinstance(k, tuple) else (k,): rows[k].numpy() for k in keys},
+        )
 
 
 def assert_equal(recorded: Mapping[Any, Any], step: int, *parts: Any) -> None:

@@ -188,7 +188,10 @@ def test_check_env_finds_nothing(mode: AutoresetMode, env: Any) -> None:
 def test_worlds_begin_anew_at_a_limit_too(mode: AutoresetMode) -> None:
     make = partial(vector, SyncVectorEnv, "CartPole-v1")
     batch = batch_of(partial(make, mode), max_frames_per_traj=7)
-    whole = batch_of(partial(make, AutoresetMode.DISABLED), max_frames_per_traj=7)
+    whole = batch_of(
+        partial(vector, SyncVectorEnv, "CartPole-v1", AutoresetMode.DISABLED),
+        max_frames_per_traj=7,
+    )
     assert batch["next", "truncated"].any()
     assert (batch == whole).all()
 

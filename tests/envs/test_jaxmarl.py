@@ -245,8 +245,10 @@ def test_an_action_that_ends_an_episode_at_the_limit_terminates_it() -> None:
 
 def test_groups_are_kinds_of_agents() -> None:
     env = JaxMarlEnv("SMAX", 2, scenario="5m_vs_6m")
-    sizes = {name: len(agents) for name, agents in env.group_map.items()}
-    assert sizes == {"ally": 5, "enemy": 6}
+    assert {name: len(agents) for name, agents in env.group_map.items()} == {
+        "ally": 5,
+        "enemy": 6,
+    }
     assert env.description.root["state"].shape == (132,)
     env.close()
 

@@ -99,8 +99,10 @@ def test_without_use_mask_there_is_no_mask_and_agents_may_die() -> None:
 
 def test_the_seed_argument_determines_episodes_outside_collectors() -> None:
     pytest.importorskip("Box2D")
-    walkers = (PettingZooEnv("multiwalker_v9", seed=seed) for seed in (5, 5, 6))
-    first, second, other = (env.reset()["walker", "observation"] for env in walkers)
+    first, second, other = (
+        PettingZooEnv("multiwalker_v9", seed=seed).reset()["walker", "observation"]
+        for seed in (5, 5, 6)
+    )
     assert bool((first == second).all())
     assert bool((first != other).any())
     assert PettingZooWrapper(ScriptedEnv(), seed=7).description.pinned_seed == 7
@@ -173,8 +175,10 @@ UNLIKE = Script(
 
 def test_agents_of_one_prefix_with_different_spaces_get_different_groups() -> None:
     env = scripted(UNLIKE)
-    kinds = {"agent_kind0": ["agent_0", "agent_2"], "agent_kind1": ["agent_1"]}
-    assert env.env.group_map == kinds
+    assert env.env.group_map == {
+        "agent_kind0": ["agent_0", "agent_2"],
+        "agent_kind1": ["agent_1"],
+    }
     assert env["agent_kind1", "observation"].tolist() == [[1, 1, 1, 1]]
 
 
@@ -219,9 +223,10 @@ def test_a_group_map_that_does_not_fit_is_an_error(
 def test_a_group_that_is_split_or_renamed_leaves_the_other_names_alone() -> None:
     sizes = {"a_0": 1, "a_1": 2, "a_kind0_0": 3, "a_kind0__0": 4, "collector_0": 1}
     sizes |= {"collector_agents_0": 2, "collector_agents_1": 2}
-    boxes = {name: spaces.Box(0, 1, (size,)) for name, size in sizes.items()}
-    two = spaces.Discrete(2)
-    specs = [AgentSpec(name, name, "", 0, box, two) for name, box in boxes.items()]
+    specs = [
+        AgentSpec(name, name, "", 0, spaces.Box(0, 1, (size,)), spaces.Discrete(2))
+        for name, size in sizes.items()
+    ]
     groups = group_agents(specs, None, parallel=True)
     assert groups == {
         "a_kind0__": ["a_0"],

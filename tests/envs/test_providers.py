@@ -87,9 +87,11 @@ def test_similar_names_come_from_all_families() -> None:
 
 def test_only_pettingzoo_tasks_need_a_render_mode() -> None:
     skip_without("meltingpot", "needs the extra meltingpot")
-    pictures = {"render_mode": "rgb_array"}
-    tasks_of = {"multiwalker_v9": pictures, "hidden_agenda": {}, "os:getcwd": {}}
-    for task, expected in tasks_of.items():
+    for task, expected in [
+        ("multiwalker_v9", {"render_mode": "rgb_array"}),
+        ("hidden_agenda", {}),
+        ("os:getcwd", {}),
+    ]:
         factory = tasks.find_factory(task, {}, pictures=True)
         assert factory.keywords == expected  # type: ignore[attr-defined]
 
@@ -206,8 +208,12 @@ def test_without_any_extra_every_public_name_works_or_names_its_extra() -> None:
     assert others == {"datasets"}
 
 
-SETTINGS: dict[str, Any] = dict.fromkeys(("jaxmarl", "vmas"), ("num_envs", 32))
-SETTINGS |= dict.fromkeys(("lab2d", "meltingpot"), ("max_steps", None))
+SETTINGS = {
+    "jaxmarl": ("num_envs", 32),
+    "lab2d": ("max_steps", None),
+    "meltingpot": ("max_steps", None),
+    "vmas": ("num_envs", 32),
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

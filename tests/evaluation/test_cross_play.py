@@ -86,9 +86,12 @@ def test_half_of_the_agents_is_sampled_as_documented() -> None:
 
 def test_returns_are_those_of_the_agents_that_were_chosen() -> None:
     rng = random.Random(0)  # Other agents in each call, whatever the seed is.
-    policies = {"rock": Shows(ROCK), "paper": Shows(PAPER)}
-    one = lambda _, agents: rng.sample(agents, 1)  # noqa: E731
-    result = cross_play(policies, rps, episodes=20, seats=one)
+    result = cross_play(
+        {"rock": Shows(ROCK), "paper": Shows(PAPER)},
+        rps,
+        episodes=20,
+        seats=lambda _, agents: rng.sample(agents, 1),
+    )
     assert (result.means == [[0, -ROUNDS], [ROUNDS, 0]]).all()
 
 
@@ -126,8 +129,10 @@ def test_policies_are_checked_before_a_process_starts() -> None:
         with pytest.raises(ValueError, match="'full' are focal, so nobody plays with"):
             evaluate_scenarios(None, [everybody], episodes=1)
     narrow = make_policy(rps)
-    own = Scenario("own", rps, focal=["player_0"], background=Shows(PAPER))
-    wrong = [own, Scenario("other", CountingEnv)]
+    wrong = [
+        Scenario("own", rps, focal=["player_0"], background=Shows(PAPER)),
+        Scenario("other", CountingEnv),
+    ]
     with pytest.raises(Exception, match="The policy reads") as misfit:
         evaluate_scenarios(narrow, wrong, episodes=1)
     first, text, score = misfit.value.__notes__[-3:]

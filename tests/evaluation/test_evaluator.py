@@ -166,8 +166,10 @@ def test_options_about_batches_are_refused() -> None:
 def test_an_evaluator_gives_the_results_of_a_new_one() -> None:
     """Regardless of earlier evaluations and of their order."""
     options: Any = {"num_workers": 2, "envs_per_worker": 2, "deterministic": False}
-    play = partial(evaluate, None, CountingEnv, episodes=8, **options)
-    fresh = {seed: play(seeds=seed) for seed in (3, 4)}
+    fresh = {
+        seed: evaluate(None, CountingEnv, episodes=8, seeds=seed, **options)
+        for seed in (3, 4)
+    }
     with Evaluator(None, CountingEnv, seeds=3, **options) as evaluator:
         pids = evaluator.worker_pids
         assert evaluator.evaluate(8) == fresh[3]

@@ -44,8 +44,10 @@ def test_a_benchmarl_experiment_runs(tmp_path: Path) -> None:
 
 
 def test_the_documentation_shows_what_a_torchrl_script_changes() -> None:
-    files = (f"multi_agent_ppo{end}.py" for end in ("_torchrl", ""))
-    theirs, ours = ((ROOT / "examples" / file).read_text("utf-8") for file in files)
+    theirs, ours = (
+        (ROOT / "examples" / f"multi_agent_ppo{end}.py").read_text("utf-8")
+        for end in ("_torchrl", "")
+    )
     codes = [text.partition('"""\n\n')[2].splitlines() for text in (theirs, ours)]
     lines = list(unified_diff(codes[0], codes[1], n=0, lineterm=""))[2:]
     expected = [re.sub("^@@.*", "@@", line) for line in lines if line[1:].strip()]

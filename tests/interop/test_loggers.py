@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -68,8 +67,10 @@ def tensorboard_curves(run: Path) -> Curves:
 
     events = event_accumulator.EventAccumulator(str(run / "tensorboard"))
     events.Reload()
-    scalars = {name: events.Scalars(name) for name in events.Tags()["scalars"]}
-    return {name: [(e.step, e.value) for e in curve] for name, curve in scalars.items()}
+    return {
+        name: [(event.step, event.value) for event in events.Scalars(name)]
+        for name in events.Tags()["scalars"]
+    }
 
 
 def mlflow_curves(run: Path) -> Curves:
@@ -78,8 +79,10 @@ def mlflow_curves(run: Path) -> Curves:
     client = MlflowClient(f"sqlite:///{run / 'mlflow.db'}")
     (experiment,) = [e for e in client.search_experiments() if e.name != "Default"]
     (logged,) = client.search_runs([experiment.experiment_id])
-    history = partial(client.get_metric_history, logged.info.run_id)
-    histories = {name: history(name) for name in logged.data.metrics}
+    histories = {
+        name: client.get_metric_history(logged.info.run_id, name)
+        for name in logged.data.metrics
+    }
     return {
         name: [(metric.step, metric.value) for metric in history]
         for name, history in histories.items()
@@ -107,14 +110,17 @@ def test_a_resumed_run_logs_each_metric_once(name: str, tmp_path: Path) -> None:
     rows = read_rows(tmp_path / "progress.csv")
     assert [row["frames"] for row in rows] == [40, 80, 120, 160]
     for column in set(rows[0]) - {"frames"}:
-        finite = [row for row in rows if math.isfinite(row[column])]
-        close = partial(pytest.approx, rel=1e-6)
-        expected = [(row["frames"], close(row[column])) for row in finite]
+        expected = [
+            (row["frames"], pytest.approx(row[column], rel=1e-6))
+            for row in rows
+            if math.isfinite(row[column])
+        ]
         assert curves.get(column, []) == expected, column
     evaluations = json.loads((tmp_path / "evaluations.json").read_text())
-    means = [sum(e["team_returns"]) / len(e["team_returns"]) for e in evaluations]
-    frames = [e["frames"] for e in evaluations]
-    returns = list(zip(frames, map(pytest.approx, means), strict=True))
+    returns = [
+        (e["frames"], pytest.approx(sum(e["team_returns"]) / len(e["team_returns"])))
+        for e in evaluations
+    ]
     assert curves["evaluation/return_team"] == returns
     assert not list(tmp_path.glob("events.out.tfevents.*"))
 

@@ -48,8 +48,11 @@ class LampsEnv(EnvBase):
         )
         flag = Composite(done=Categorical(2, (2, 1), dtype=torch.bool), shape=(2,))
         reward = Unbounded((1,)) if shared else Unbounded((2, 1))
-        of_agents = Composite(reward=reward, shape=() if shared else (2,))
-        self.reward_spec = of_agents if shared else Composite(agents=of_agents)
+        self.reward_spec = (
+            Composite(reward=reward)
+            if shared
+            else Composite(agents=Composite(reward=reward, shape=(2,)))
+        )
         self.done_spec = Composite(
             agents=flag, done=Categorical(2, (1,), dtype=torch.bool)
         )

@@ -28,8 +28,10 @@ def describe(*names: str) -> EnvDescription:
 def frame(description: EnvDescription) -> Any:
     from tensordict import TensorDict
 
-    seen = {name: {"observation": torch.rand(4, 2, 3)} for name in description.groups}
-    groups = {name: TensorDict(td, [4, 2]) for name, td in seen.items()}
+    groups = {
+        name: TensorDict({"observation": torch.rand(4, 2, 3)}, [4, 2])
+        for name in description.groups
+    }
     return TensorDict(groups, [4])
 
 

@@ -285,8 +285,10 @@ def test_normal_equals_torchs() -> None:
 
 
 def reference(loc: torch.Tensor, scale: torch.Tensor) -> Any:
-    affine = D.AffineTransform((LOWER + UPPER) / 2, (UPPER - LOWER) / 2)
-    transforms = [D.TanhTransform(cache_size=1), affine]
+    transforms = [
+        D.TanhTransform(cache_size=1),
+        D.AffineTransform((LOWER + UPPER) / 2, (UPPER - LOWER) / 2),
+    ]
     return D.Independent(D.TransformedDistribution(D.Normal(loc, scale), transforms), 1)
 
 
@@ -315,8 +317,10 @@ def test_tanh_normal_is_finite_and_within_bounds() -> None:
 @pytest.mark.parametrize("loc", [-2.0, -0.01, 0.3, 1.5])
 @pytest.mark.parametrize("scale", [0.2, 0.7, 1.2, 3.0])
 def test_the_mode_of_tanh_normal_has_most_density(loc: float, scale: float) -> None:
-    full = partial(torch.full, (1, 1), dtype=torch.float64)
-    dist = TanhNormal(full(fill_value=loc), full(fill_value=scale))
+    dist = TanhNormal(
+        torch.full((1, 1), loc, dtype=torch.float64),
+        torch.full((1, 1), scale, dtype=torch.float64),
+    )
     x = torch.linspace(-25, 25, 500_001, dtype=torch.float64).view(-1, 1, 1)
     slope = 2 * (math.log(2) - x - F.softplus(-2 * x))
     density = D.Normal(loc, scale).log_prob(x) - slope

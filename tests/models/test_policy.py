@@ -124,8 +124,10 @@ def test_one_group_gives_an_actor_and_several_give_one_per_group() -> None:
     several = make_policy(describe("masked", "bounded"))
     assert hasattr(actor, "get_dist")
     assert type(several) is TensorDictSequential
-    last = [("bounded", "action"), ("bounded", "action_log_prob")]
-    assert several["bounded"].out_keys[-2:] == last
+    assert several["bounded"].out_keys[-2:] == [
+        ("bounded", "action"),
+        ("bounded", "action_log_prob"),
+    ]
     td = observe(describe("masked", "bounded"), 2)
     assert several["masked"].get_dist(td).log_prob(
         torch.zeros(2, 2, dtype=torch.int64)

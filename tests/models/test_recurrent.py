@@ -151,8 +151,10 @@ def test_under_autocast_it_computes_in_its_own_dtype(
         outputs = run(x)
     for output, value in zip(outputs, expected, strict=True):
         torch.testing.assert_close(output, value, rtol=0, atol=0)
-    losses = (out[0].square().sum() for out in (outputs, expected))
-    gradients = [torch.autograd.grad(loss, [*net.parameters()]) for loss in losses]
+    gradients = [
+        torch.autograd.grad(out[0].square().sum(), [*net.parameters()])
+        for out in (outputs, expected)
+    ]
     for gradient, value in zip(*gradients, strict=True):
         torch.testing.assert_close(gradient, value, rtol=0, atol=0)
 

@@ -112,8 +112,10 @@ def pair(
 ) -> tuple[Acting, Acting]:
     """Return the policy fused, and the policy called."""
     fused = FusedRunner(ModuleRunner(policy, description, size, how=interaction_type))
-    called = ModuleRunner(policy, description, size)
-    return Acting(fused, description, size), Acting(called, description, size)
+    return (
+        Acting(fused, description, size),
+        Acting(ModuleRunner(policy, description, size), description, size),
+    )
 
 
 def check_equal(
@@ -141,9 +143,10 @@ def check_equal(
 @pytest.mark.parametrize("action", ACTIONS)
 def test_heads_write_the_same(action: str, interaction_type: InteractionType) -> None:
     description = environment(action)
-    policy = make_policy(description)
-    acting = pair(policy, description, interaction_type=interaction_type)
-    rows = check_equal(acting, interaction_type)
+    rows = check_equal(
+        pair(make_policy(description), description, interaction_type=interaction_type),
+        interaction_type,
+    )
     assert set(rows[0]) >= {("agents", "action"), ("agents", "action_log_prob")}
 
 

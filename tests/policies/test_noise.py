@@ -122,8 +122,10 @@ def test_observations_are_in_their_spaces_and_masks_have_legal_actions() -> None
         assert description.root["state"].contains(memory["state",][0])
         for k in range(2):
             for agent in range(2):
-                seen = {n: memory["g", "observation", n] for n in observation.spaces}
-                row = {name: values[k, agent] for name, values in seen.items()}
+                row = {
+                    name: memory["g", "observation", name][k, agent]
+                    for name in observation.spaces
+                }
                 row["flags"] = row["flags"].astype(np.int8)
                 assert observation.contains(row)
                 kinds.add(int(row["kind"]))

@@ -109,7 +109,10 @@ def example(rows: int = ROWS) -> Tensor:
 def test_results_equal_those_of_torch(name: str) -> None:
     x = example()
     recorded = operations(CALLS[name], x)
-    actual = [numpy_calls(operation, ROWS, is_constant(x)) for operation in recorded]
+    actual = [
+        numpy_calls(recorded_operation, ROWS, is_constant(x))
+        for recorded_operation in recorded
+    ]
     assert any(actual), [recorded_operation.name for recorded_operation in recorded]
     x.copy_(example().flip(0))
     for operation, calls in zip(recorded, actual, strict=True):

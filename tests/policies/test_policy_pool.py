@@ -83,10 +83,11 @@ def frequencies(pool: PolicyPool) -> torch.Tensor:
 
 
 def test_versions_are_sampled_by_the_rule() -> None:
-    uniform, latest, win_rate = [3, 3, 3, 0], [0, 0, 9, 0], [5, 1, 3, 0]
-    rules = {"uniform": uniform, "latest": latest, "win_rate": win_rate}
-    for sample, ninths in rules.items():
-        expected = [number / 9 for number in ninths]
+    for sample, expected in (
+        ("uniform", [1 / 3, 1 / 3, 1 / 3, 0]),
+        ("latest", [0, 0, 1, 0]),
+        ("win_rate", [5 / 9, 1 / 9, 3 / 9, 0]),
+    ):
         pool = trained(2, size=4, sample=sample)
         for _ in range(4):
             pool.played(0, 0)

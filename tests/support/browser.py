@@ -82,8 +82,13 @@ class Browser:
 
     def resize(self, width: int, height: int) -> None:
         """Give the window's contents a size in pixels."""
-        about = {"width": width, "height": height, "deviceScaleFactor": 1}
-        self._command("Emulation.setDeviceMetricsOverride", **about, mobile=False)
+        self._command(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
 
     def value(self, expression: str) -> Any:
         """Return the JSON value of an expression of JavaScript on the page."""

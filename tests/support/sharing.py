@@ -311,8 +311,13 @@ def _torch(seed: int) -> list[float]:
     ]
 
 
-_DRAWS |= dict.fromkeys((FromNumPy, OwnGenerator, RestoresGenerator), _numpy)
-_DRAWS |= {FromPython: _python, FromTorch: _torch}
+_DRAWS |= {
+    FromNumPy: _numpy,
+    FromPython: _python,
+    FromTorch: _torch,
+    OwnGenerator: _numpy,
+    RestoresGenerator: _numpy,
+}
 
 
 def consistent(batch: "TensorDictBase", kind: type[Game]) -> bool:

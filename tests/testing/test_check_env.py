@@ -238,8 +238,10 @@ def test_what_is_wrong_is_named(message: str) -> None:
 
 
 def test_a_time_limit_that_is_exceeded_is_named() -> None:
-    limited = replace(PAIR, time_limit=3)
-    text = findings(lambda: Pair(lambda env: env.flags.clear(), limited), steps=5)
+    text = findings(
+        lambda: Pair(lambda env: env.flags.clear(), replace(PAIR, time_limit=3)),
+        steps=5,
+    )
     assert "longer than the time limit of 3" in text
 
 

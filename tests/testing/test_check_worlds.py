@@ -170,8 +170,11 @@ class FailsLate(Walkers):
         self.steps = self.steps + np.ones(self.worlds, np.int64)
         if self.steps.max() > 8:
             raise ZeroDivisionError("of a late step")
-        ends = self.steps == 3 * np.arange(1, self.worlds + 1)
-        return Step(step.observations, step.rewards, ends)
+        return Step(
+            step.observations,
+            step.rewards,
+            self.steps == 3 * np.arange(1, self.worlds + 1),
+        )
 
 
 class Overflows(Walkers):

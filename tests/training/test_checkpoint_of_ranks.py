@@ -350,8 +350,10 @@ with (
         learner.update(batch)
         checkpoint.batch_done()
 """
-CAUSES = {"raise": "KeyError: 'the first cause'"}
-CAUSES["environment"] = "CountingError: fault in step"
+CAUSES = {
+    "raise": "KeyError: 'the first cause'",
+    "environment": "CountingError: fault in step",
+}
 
 
 def workers(text: str) -> list[int]:
@@ -404,8 +406,10 @@ def test_the_example_trains_with_torchrun(tmp_path: Path) -> None:
     rows = (tmp_path / "progress.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["frames", "160", "320"]
     assert (tmp_path / "policy.pt").exists()
-    folders = [tmp_path / f"rank-{rank}-of-2" / "checkpoints" for rank in range(2)]
-    states = [torch.load(folder / "last.pt")["parts"] for folder in folders]
+    states = [
+        torch.load(tmp_path / f"rank-{rank}-of-2" / "checkpoints" / "last.pt")["parts"]
+        for rank in range(2)
+    ]
     for part in ("policy", "critic"):
         first, second = (state[part] for state in states)
         assert all(torch.equal(value, second[name]) for name, value in first.items())

@@ -180,9 +180,10 @@ def test_groups_may_have_the_names_of_attributes_of_modules(setup: str) -> None:
     flags = {key: flag.bool() for key, flag in flags.items()}
     for start in range(0, len(NAMES), 20):
         names = [*NAMES[start : start + 20], "team.red"]
-        action = spaces.Discrete(2)
-        groups = {n: GroupDescription((f"{n}_0",), box, action) for n in names}
-        description = EnvDescription("named", groups)
+        description = EnvDescription(
+            "named",
+            {n: GroupDescription((f"{n}_0",), box, spaces.Discrete(2)) for n in names},
+        )
         learner = learner_of(description, setup)
 
         def frames(names: list[str] = names, **more: Any) -> Any:
@@ -277,8 +278,10 @@ def test_far_observations_do_not_raise_the_weights_of_the_mixture() -> None:
 
 def test_mixing_gain_scales_the_initial_weights_of_mixer_and_target() -> None:
     """Otherwise overestimated targets grow without bound."""
-    gains: Any = ({"value.mixing_gain": gain} for gain in (1.0, 0.25))
-    full, small = (learner_of(HUNTERS, "qmix-local-shared", **gain) for gain in gains)
+    full, small = (
+        learner_of(HUNTERS, "qmix-local-shared", **{"value.mixing_gain": gain})
+        for gain in (1.0, 0.25)
+    )
     for name, wanted in full.mixer.state_dict().items():
         gain = 0.25 if name.endswith("weight") else 1.0
         torch.testing.assert_close(small.mixer.state_dict()[name], gain * wanted)

@@ -65,8 +65,10 @@ def padded(batch: Any, frames: int, row: bool = False) -> Any:
 def weights_after(learner: Any, *learnt: Any) -> list[Any]:
     for batch in learnt:
         learner.update(batch, progress=0.5)
-    untrained = [w for net in learner.untrained.values() for w in net.parameters()]
-    return [*learner.parameters(), *untrained]
+    return [
+        *learner.parameters(),
+        *[weight for net in learner.untrained.values() for weight in net.parameters()],
+    ]
 
 
 @pytest.mark.parametrize("recurrent", [None, "gru"])

@@ -198,8 +198,11 @@ def finished_run() -> Run:
 
 def test_the_biased_return_is_the_last_in_a_report() -> None:
     page = markdown([finished_run()], "a task", None, None)
-    lines = [line.strip("|") for line in page.splitlines() if line.startswith("|")]
-    rows = [[c.partition(" (")[0].strip() for c in line.split("|")] for line in lines]
+    rows = [
+        [cell.partition(" (")[0].strip() for cell in line.strip("|").split("|")]
+        for line in page.splitlines()
+        if line.startswith("|")
+    ]
     team, agent = rows[:3], rows[3:6]
     headings = ["best weights", "last weights", "sampled actions", "best evaluation"]
     assert team[0] == ["setup", "seeds", *headings]

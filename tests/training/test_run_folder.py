@@ -106,9 +106,11 @@ class Returning:
     def evaluate(self, episodes: Any, *, seeds: Any, first: Any) -> Any:
         del seeds
         assert episodes == first + 1
-        episodes = [SimpleNamespace(returns={"agents": [self.value]})]
-        played = {"team_returns": [self.value], "lengths": [3]}
-        return SimpleNamespace(episodes=episodes, **played)
+        return SimpleNamespace(
+            episodes=[SimpleNamespace(returns={"agents": [self.value]})],
+            team_returns=[self.value],
+            lengths=[3],
+        )
 
 
 ONE = TrainingOptions().with_settings({"eval_episodes": 1})

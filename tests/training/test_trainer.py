@@ -108,11 +108,15 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     assert first_checkpoint["windows"] == second_checkpoint["windows"]
     for network, weights in first_checkpoint["learner"]["networks"].items():
         for key, value in weights.items():
-            other = second_checkpoint["learner"]["networks"][network][key]
-            assert torch.equal(*map(torch.as_tensor, (value, other))), (network, key)
+            assert torch.equal(
+                torch.as_tensor(value),
+                torch.as_tensor(second_checkpoint["learner"]["networks"][network][key]),
+            ), (network, key)
     skipped = {"seconds_collecting", "seconds_training", "seconds_evaluating"}
-    kept = lambda row: {k: v for k, v in row.items() if k not in skipped}  # noqa: E731
-    straight_table, stopped_table = ([*map(kept, folder.rows())] for folder in folders)
+    straight_table, stopped_table = (
+        [{k: v for k, v in row.items() if k not in skipped} for row in folder.rows()]
+        for folder in folders
+    )
     assert str(straight_table) == str(stopped_table)  # As text, because NaN != NaN.
 
 

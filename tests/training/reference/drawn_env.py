@@ -52,8 +52,12 @@ def draw_kind(
 
 def draw_setup(pick: Random, algorithm: str) -> Setup:
     """Draw a setup of an algorithm."""
-    chances = {"centralised": 0.4, "share_params": 0.5, "agent_ids": 0.4}
-    return Setup(algorithm, **{name: pick.random() < p for name, p in chances.items()})
+    return Setup(
+        algorithm,
+        centralised=pick.random() < 0.4,
+        share_params=pick.random() < 0.5,
+        agent_ids=pick.random() < 0.4,
+    )
 
 
 def noted_draws(learner: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
