@@ -145,8 +145,15 @@ def test_batches_are_equal_and_barely_exceed_the_requested_frames(
 
 def test_settings_are_json_or_text() -> None:
     settings = ["n=3", "x=0.5", "on=true", "off=False", 'o=["RGB"]', "name=a=b", "e="]
-    parsed = {"n": 3, "x": 0.5, "on": True, "off": False, "o": ["RGB"], "name": "a=b"}
-    assert parse_settings(settings) == parsed | {"e": ""}
+    assert parse_settings(settings) == {
+        "n": 3,
+        "x": 0.5,
+        "on": True,
+        "off": False,
+        "o": ["RGB"],
+        "name": "a=b",
+        "e": "",
+    }
 
 
 def test_free_folder_returns_the_first_unused_number(tmp_path: Path) -> None:

@@ -39,8 +39,13 @@ def write_run(folder: Path, task: str, env_kwargs: Any, **options: Any) -> Path:
     (folder / "checkpoints").mkdir(parents=True)
     for name in ("best.pt", "last.pt"):
         (folder / "checkpoints" / name).touch()
-    config = {"task": task, "env_kwargs": env_kwargs, "setup": "ippo-local-shared"}
-    config |= {"seed": 0, "options": {"frames": 10, **options}}
+    config = {
+        "task": task,
+        "env_kwargs": env_kwargs,
+        "setup": "ippo-local-shared",
+        "seed": 0,
+        "options": {"frames": 10, **options},
+    }
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 

@@ -1,7 +1,6 @@
 """Worlds of a simulator give the same data as single environments."""
 
 import itertools
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -235,9 +234,12 @@ def test_only_actions_of_a_policy_are_checked(monkeypatch: pytest.MonkeyPatch) -
     def act(td: Any) -> Any:
         return td.set(("a", "action"), torch.full((*td.shape, 2), 3))
 
-    make = partial(Line, action=spaces.Discrete(3))
-    size: Any = {"frames_per_batch": 6, "init_random_frames": 6}
-    with Collector(make, act, **size) as collector:
+    with Collector(
+        lambda: Line(action=spaces.Discrete(3)),
+        act,
+        frames_per_batch=6,
+        init_random_frames=6,
+    ) as collector:
         collector.next()
         assert not checked
         with pytest.raises(ValueError, match="action 3 of agent a_0 in a/action, in"):

@@ -34,8 +34,11 @@ def wrapped(script: Script, **options: Any) -> Any:
     return PettingZooWrapper(ScriptedEnv(script), **options)
 
 
-QUIET = [partial(wrapped, script) for script in (TOGETHER, LIMIT)]
-QUIET.append(partial(wrapped, DEATH, done_on_any=False))
+QUIET = [
+    partial(wrapped, TOGETHER),
+    partial(wrapped, LIMIT),
+    partial(wrapped, DEATH, done_on_any=False),
+]
 
 
 def warned(call: Any) -> int:

@@ -139,8 +139,11 @@ def test_the_data_are_those_of_the_library(
     factory = factory_of(task, **options)
     batch = random_batch(factory, WORLDS * frames, seed=SEED)
     limit = env.description.time_limit
-    groups = env.group_map.items()
-    rows = [(a, group, row) for group, names in groups for row, a in enumerate(names)]
+    rows = [
+        (agent, group, row)
+        for group, agents in env.group_map.items()
+        for row, agent in enumerate(agents)
+    ]
     masked = any(g.action_mask for g in env.description.groups.values())
     assert masked == (task in ("HeuristicEnemySMAX", "hanabi"))
     stock = Rollout(task, options)

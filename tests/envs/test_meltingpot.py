@@ -322,8 +322,13 @@ def test_a_step_before_the_first_reset_and_use_after_close_are_errors() -> None:
 
 @pytest.mark.parametrize("group_map", ["role", {"a": ["player_1"], "b": ["player_0"]}])
 def test_rewards_of_an_episode_are_summed(group_map: Any) -> None:
-    options: Any = {"observations": ["COLLECTIVE_REWARD"], "episode_reward": True}
-    env = MeltingpotEnv("coins", group_map=group_map, max_steps=100, **options)
+    env = MeltingpotEnv(
+        "coins",
+        group_map=group_map,
+        observations=["COLLECTIVE_REWARD"],
+        max_steps=100,
+        episode_reward=True,
+    )
     # A sum that goes on shows after an episode with a reward. Lab2d repeats nothing,
     # and a player has no reward in two of three episodes of 100 random steps: in 60 of
     # 60 with a probability below 10^-10.

@@ -19,7 +19,7 @@ from pettingzoo import AECEnv
 from support.zoo import Script, ScriptedEnv, ScriptedTurns, altered
 from zoo_tools import BoundEnv, legal
 
-from marl_collect import Collector, MarlGroupMapType
+from marl_collect import Collector, MarlGroupMapType, RandomPolicy
 from marl_collect.envs import PettingZooWrapper
 from marl_collect.testing.check_env import ContractError, check_env
 
@@ -131,8 +131,12 @@ def test_players_that_are_not_listed_wait(done_on_any: Any) -> None:
 @pytest.mark.parametrize("masks", ["", "observation", "info"])
 def test_the_contract_holds_and_actions_are_legal(masks: str) -> None:
     check_env(lambda: waiting(InTurn(masks), episode_reward=True))
-    make = lambda: waiting(InTurn(masks))  # noqa: E731
-    with Collector(make, frames_per_batch=4 * LENGTH, seed=3) as collector:
+    with Collector(
+        lambda: waiting(InTurn(masks)),
+        RandomPolicy(),
+        frames_per_batch=4 * LENGTH,
+        seed=3,
+    ) as collector:
         batch = collector.next()[0]
     ends = batch["next", "done"].ravel().nonzero().ravel().tolist()
     assert ends == [LENGTH - 1 + LENGTH * k for k in range(4)]

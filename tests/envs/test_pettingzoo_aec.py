@@ -133,8 +133,13 @@ def test_an_agent_that_is_dead_after_the_reset_takes_no_part() -> None:
 
 
 def test_an_agent_may_join_when_another_is_removed() -> None:
-    ends, info = {"agent_0": (1, "terminated")}, lambda i, step: {"x": 10 + i}
-    raw = ScriptedTurns(Script(ends=ends, joins={"agent_2": 99}, info=info))
+    raw = ScriptedTurns(
+        Script(
+            joins={"agent_2": 99},
+            ends={"agent_0": (1, "terminated")},
+            info=lambda i, step: {"x": 10 + i},
+        )
+    )
 
     def welcome(_: None) -> None:
         raw._welcome("agent_2")

@@ -222,8 +222,12 @@ def test_infos_that_nobody_reads_may_be_anything() -> None:
     env.step()
 
 
-SEQUENCES: dict[str, Any] = {"array": np.array, "tuple": tuple, "deque": deque}
-SEQUENCES["keys"] = lambda names: dict.fromkeys(names).keys()
+SEQUENCES = {
+    "array": np.array,
+    "tuple": tuple,
+    "keys": lambda names: dict.fromkeys(names).keys(),
+    "deque": deque,
+}
 
 
 class _Contained:

@@ -120,8 +120,13 @@ class Checked(ParallelEnv):
         over = self.steps == STEPS
         self.agents = [] if over else self.possible_agents
         flags = dict.fromkeys(actions, over)
-        rewards, alive = dict.fromkeys(actions, 1.0), dict.fromkeys(actions, False)
-        return self.shown[self.steps], rewards, flags, alive, {}
+        return (
+            self.shown[self.steps],
+            dict.fromkeys(actions, 1.0),
+            flags,
+            dict.fromkeys(actions, False),
+            {},
+        )
 
 
 def arrays_of(value: Any, space: Any, key: tuple[str, ...]) -> Iterator[Any]:

@@ -34,8 +34,11 @@ def test_a_continued_evaluation_goes_on_with_numbers_and_seeds() -> None:
     with Evaluator(policy, [CountingEnv] * 2, seeds=3) as evaluator:
         whole = evaluator.evaluate(9)
         parts = [evaluator.evaluate(n, first=k) for k, n in ((0, 4), (4, 7), (7, 9))]
-    numbers = [[e.environment for e in part.episodes] for part in parts]
-    assert numbers == [[0, 1, 2, 3], [4, 5, 6], [7, 8]]
+    assert [[e.environment for e in part.episodes] for part in parts] == [
+        [0, 1, 2, 3],
+        [4, 5, 6],
+        [7, 8],
+    ]
     assert [e for part in parts for e in part.episodes] == list(whole.episodes)
     assert len(set(whole.team_returns)) > 4
 
@@ -89,8 +92,13 @@ class DiesOnce(EnvWrapper):
 
 def test_an_episode_that_was_lost_with_its_worker_is_replaced(tmp_path: Path) -> None:
     log = tmp_path / "processes"
-    options: Any = {"num_workers": 1, "on_worker_failure": "restart"}
-    evaluation = evaluate(policy, partial(DiesOnce, log), episodes=3, **options)
+    evaluation = evaluate(
+        policy,
+        partial(DiesOnce, log),
+        episodes=3,
+        num_workers=1,
+        on_worker_failure="restart",
+    )
     assert evaluation.lengths == [150] * 3
     assert len(set(log.read_text().split())) == 2
 

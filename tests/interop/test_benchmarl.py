@@ -296,8 +296,15 @@ def test_a_checkpoint_resumes(model: str, tmp_path: Path) -> None:
 def test_checkpoints_cross(
     algorithm: str, model: str, stock: bool, tmp_path: Path
 ) -> None:
-    options: Any = {"checkpoint_at_end": True, "max_n_frames": FRAMES}
-    first = build(tmp_path, algorithm, "MULTIWALKER", model, stock=stock, **options)
+    first = build(
+        tmp_path,
+        algorithm,
+        "MULTIWALKER",
+        model,
+        stock=stock,
+        checkpoint_at_end=True,
+        max_n_frames=FRAMES,
+    )
     first.run()
     (checkpoint,) = Path(first.folder_name).glob(f"checkpoints/*_{FRAMES}.pt")
     load: Any = bridge.Experiment if stock else experiment.Experiment

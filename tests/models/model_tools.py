@@ -19,8 +19,14 @@ def network(
     centralised: bool, share_params: bool, n_inputs: int | None = INPUTS, **options: Any
 ) -> Any:
     options = {"depth": 2, "num_cells": 8} | options
-    options |= {"centralised": centralised, "share_params": share_params}
-    return MultiAgentMLP(n_inputs, OUTPUTS, N, **options)
+    return MultiAgentMLP(
+        n_inputs,
+        OUTPUTS,
+        N,
+        centralised=centralised,
+        share_params=share_params,
+        **options,
+    )
 
 
 def observe(description: EnvDescription, *batch: int) -> TensorDict:

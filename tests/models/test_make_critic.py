@@ -45,8 +45,13 @@ SMALL = {"num_cells": (8,), "hidden_size": 6, "conv": {"num_cells": (4, 4, 4)}}
 def test_a_value_for_every_agent(
     centralised: bool, share_params: bool, recurrent: bool
 ) -> None:
-    setup: Any = {"centralised": centralised, "share_params": share_params}
-    critic = make_critic(BOTH, recurrent=recurrent, **setup, **SMALL)
+    critic = make_critic(
+        BOTH,
+        centralised=centralised,
+        share_params=share_params,
+        recurrent=recurrent,
+        **SMALL,
+    )
     td = observe(BOTH, 7)
     critic(td)
     assert td["one", "state_value"].shape == (7, 2, 1)

@@ -163,16 +163,26 @@ class OwnNetwork(MultiAgentNetBase):
 @pytest.mark.parametrize("agent_dim", [-2, 0, 1])
 def test_custom_networks(centralised: bool, share_params: bool, agent_dim: int) -> None:
     width = N * INPUTS if centralised else INPUTS
-    setup: Any = {"centralised": centralised, "share_params": share_params}
-    setup |= {"n_agents": N, "agent_dim": agent_dim}
-    net = OwnNetwork(width, **setup)
+    net = OwnNetwork(
+        width,
+        n_agents=N,
+        centralised=centralised,
+        share_params=share_params,
+        agent_dim=agent_dim,
+    )
     x = torch.randn(N, INPUTS) if agent_dim == 0 else torch.randn(4, N, INPUTS)
     out = net(x)
     assert out.shape == (*x.shape[:-1], 2)
     torch.testing.assert_close(out.sum(-1), torch.ones(x.shape[:-1]))
     if agent_dim:
         torch.testing.assert_close(out, as_modules(net, x))
-    twice = OwnNetwork(2 * width, **setup)
+    twice = OwnNetwork(
+        2 * width,
+        n_agents=N,
+        centralised=centralised,
+        share_params=share_params,
+        agent_dim=agent_dim,
+    )
     assert twice(x, x).shape == out.shape
 
 

@@ -142,8 +142,11 @@ def test_a_file_has_checksums_whatever_torch_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        *({"conv": {"dtype": "hub"}}, {"conv": {"dtype": "load"}}, {"head": {}}),
-        *({"network": {}}, {"activation_class": "Module"}),
+        {"conv": {"dtype": "hub"}},
+        {"conv": {"dtype": "load"}},
+        {"head": {}},
+        {"network": {}},
+        {"activation_class": "Module"},
     ],
 )
 def test_options_in_a_file_name_no_code(file: Path, options: dict[str, Any]) -> None:

@@ -18,8 +18,11 @@ masked = partial(CountingEnv, action_mask=True)
 
 
 def test_inputs_and_outputs_are_transferred() -> None:
-    sources = [torch.arange(6.0).view(2, 3), torch.tensor([True, False, True])]
-    sources.append(torch.arange(5, dtype=torch.int64))
+    sources = [
+        torch.arange(6.0).view(2, 3),
+        torch.tensor([True, False, True]),
+        torch.arange(5, dtype=torch.int64),
+    ]
     exchange = Exchange(sources, torch.device("cpu"))
     for _ in range(2):
         exchange.send()
@@ -72,8 +75,14 @@ def test_a_policy_on_another_device_acts_like_one_on_the_cpu(
 @pytest.mark.parametrize("recurrent", [None, "lstm"])
 def test_collectors_act_on_a_gpu(kind: Any, recurrent: Any) -> None:
     policy = make_policy(masked(), num_cells=(8,), recurrent=recurrent)
-    options: Any = {"policy_device": "cuda", "check_actions": True, "seed": 0}
-    with kind([masked] * 2, policy, frames_per_batch=40, **options) as collector:
+    with kind(
+        [masked] * 2,
+        policy,
+        frames_per_batch=40,
+        policy_device="cuda",
+        check_actions=True,
+        seed=0,
+    ) as collector:
         for _ in range(3):
             batch = collector.next()
             assert batch["hunter", "observation"].device.type == "cpu"
@@ -105,8 +114,12 @@ def test_a_policy_on_a_gpu_acts_in_parallel_environments() -> None:
 @pytest.mark.accelerator
 def test_a_policy_is_recorded_as_a_cuda_graph() -> None:
     policy = make_policy(masked(), num_cells=(8,), check_mask=False)
-    options: Any = {"policy_device": "cuda", "cudagraph_policy": True}
-    options |= {"frames_per_batch": 40}
-    with MultiSyncCollector([masked] * 2, policy, **options) as collector:
+    with MultiSyncCollector(
+        [masked] * 2,
+        policy,
+        frames_per_batch=40,
+        policy_device="cuda",
+        cudagraph_policy=True,
+    ) as collector:
         for _ in range(4):
             assert collector.next()["prey", "action"].isfinite().all()

@@ -65,11 +65,16 @@ def multi_agent(n_outputs: int) -> MultiAgentMLP:
 
 
 def greedy(*modules: nn.Module, safe: bool = False) -> TensorDictSequential:
-    keys: Any = {"action_value_key": VALUES}
-    keys["out_keys"] = [ACTION, VALUES, ("a", "chosen_action_value")]
+    out_keys = [ACTION, VALUES, ("a", "chosen_action_value")]
     return TensorDictSequential(
         TensorDictModule(multi_agent(4), [OBSERVATION], [VALUES]),
-        QValueModule("categorical", spec=choices(), safe=safe, **keys),
+        QValueModule(
+            action_value_key=VALUES,
+            out_keys=out_keys,
+            spec=choices(),
+            action_space="categorical",
+            safe=safe,
+        ),
         *modules,
     )
 
@@ -264,9 +269,13 @@ def collect(
     torch.manual_seed(0)
     policy = POLICIES[name]()
     torch.manual_seed(1)
-    options: Any = {"exploration_type": interaction_type, "seed": 0}
-    factories = [environment(name)] * 3
-    with Collector(factories, policy, frames_per_batch=3 * 14, **options) as collector:
+    with Collector(
+        [environment(name)] * 3,
+        policy,
+        frames_per_batch=3 * 14,
+        seed=0,
+        exploration_type=interaction_type,
+    ) as collector:
         batches = [collector.next().clone() for _ in range(2)]
         (explained,) = collector.explain()
     if fused is not None:

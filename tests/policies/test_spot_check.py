@@ -185,7 +185,11 @@ def test_recordings_must_pay(change: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(RecordingBudget, "record", priced)
     net = Levels()
-    policy = acting(net)
+    policy = TensorDictModule(
+        net,
+        in_keys=[("prey", "observation")],
+        out_keys=[("prey", "action"), ("hunter", "action")],
+    )
     for frames, pays in ((8, False), (32, True)):
         with Collector(CountingEnv, policy, frames_per_batch=frames) as collector:
 
@@ -230,8 +234,12 @@ class SaysAgain(Overrides):
 
 
 def test_a_subclass_that_overrides_forward_must_declare_it_again() -> None:
-    kinds = Pure, Inherits, Overrides, SaysAgain
-    assert [says_pure(kind()) for kind in kinds] == [True, True, False, True]
+    assert [says_pure(kind()) for kind in (Pure, Inherits, Overrides, SaysAgain)] == [
+        True,
+        True,
+        False,
+        True,
+    ]
 
 
 class Acts(nn.Module):

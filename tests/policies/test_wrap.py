@@ -157,9 +157,14 @@ def test_an_assign_that_fails_later_names_itself_and_the_seed() -> None:
             raise KeyError("lost")
         return dict.fromkeys(agents, "a")
 
-    options: Any = {"assign": assign, "frames_per_batch": 100, "seed": 9}
     with (
-        Collector(CountingEnv, policies={"a": None}, **options) as collector,
+        Collector(
+            CountingEnv,
+            policies={"a": None},
+            assign=assign,
+            frames_per_batch=100,
+            seed=9,
+        ) as collector,
         pytest.raises(KeyError, match="lost") as excinfo,
     ):
         collector.next()

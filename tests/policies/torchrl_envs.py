@@ -26,8 +26,11 @@ class Noughts(MultiAgentEnv):
         group = GroupDescription(
             ("a_0", "a_1"), box, action, categorical_actions=not one_hot
         )
-        root: Any = {"sight": spaces.Box(-9, 99, (3,), np.float32)}
-        self._what = EnvDescription("noughts", {"a": group}, root)
+        self._what = EnvDescription(
+            "noughts",
+            {"a": group},
+            root={"sight": spaces.Box(-9, 99, (3,), np.float32)},
+        )
 
     @property
     def description(self) -> EnvDescription:

@@ -21,8 +21,13 @@ def write_run(
 ) -> RunFolder:
     """Write what a run of 400 frames has written after some of them."""
     run = RunFolder(comparison / setup / f"seed_{seed}")
-    config: Any = {"task": "<script>alert(1)</script>", "env_kwargs": {}}
-    config |= {"setup": setup, "seed": seed, "options": {"frames": 400}}
+    config = {
+        "task": "<script>alert(1)</script>",
+        "env_kwargs": {},
+        "setup": setup,
+        "seed": seed,
+        "options": {"frames": 400},
+    }
     run.write_json("config.json", config)
     for done in range(100, frames + 1, 100):
         run.add_row({"frames": done, "episodes": 4, "return_team": 1.5, "loss": 0.5})

@@ -240,8 +240,11 @@ def test_a_batch_of_other_environments_is_an_error() -> None:
 
 def test_gradient_steps_count_frames_or_episodes_across_batches() -> None:
     frames = learner_of(HUNTERS, "vdn-local-shared", **{"value.frames_per_update": 40})
-    settings: Any = {"value.replay": "episodes", "value.episodes_per_update": 7}
-    whole = learner_of(HUNTERS, "vdn-local-shared", **settings)
+    whole = learner_of(
+        HUNTERS,
+        "vdn-local-shared",
+        **{"value.replay": "episodes", "value.episodes_per_update": 7},
+    )
     batch = batch_of(HUNTERS, frames)
     ends = int(batch["next", "done"].sum())
     for number in (1, 2, 3):

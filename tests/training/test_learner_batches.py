@@ -41,8 +41,14 @@ def batches(
     learner: Learner, count: int = 1, environments: int = 1, **options: Any
 ) -> list[Any]:
     frames = 40 * environments
-    options |= {"frames_per_batch": frames, "envs_per_worker": environments, "seed": 1}
-    with Collector(HUNTERS, learner.policy, **options) as collector:
+    with Collector(
+        HUNTERS,
+        learner.policy,
+        frames_per_batch=frames,
+        envs_per_worker=environments,
+        seed=1,
+        **options,
+    ) as collector:
         return [collector.next().clone() for _ in range(count)]
 
 

@@ -265,9 +265,11 @@ def test_two_tables_fit_a_terminal_of_80_columns() -> None:
     console = Console(width=80, file=io.StringIO(), force_terminal=False)
     with console.capture() as captured:
         console.print(*tables)
-    lines = captured.get().splitlines()
-    name = "mappo-centralised-shared-ids "
-    rows = [line.split()[1:] for line in lines if line.startswith(name)]
+    rows = [
+        line.split()[1:]
+        for line in captured.get().splitlines()
+        if line.startswith("mappo-centralised-shared-ids ")
+    ]
     best = ["-1234.5"] * 3
     assert rows[0] == ["2", *best, "-2345.6", "30.0"]
     assert rows[1:] == [["1,234,567", "123,456", "200", "100"]]

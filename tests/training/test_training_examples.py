@@ -64,8 +64,12 @@ def test_an_example_prints_progress_and_writes_its_table_and_policy(
     pytest.importorskip(library)
     if library == "ray":
         request.getfixturevalue("cluster")  # The example uses this process's Ray.
-    script = str(EXAMPLES / f"{name.split(maxsplit=1)[0]}.py")
-    arguments = [script, *settings.split(), "--out", str(tmp_path)]
+    arguments = [
+        str(EXAMPLES / f"{name.split(maxsplit=1)[0]}.py"),
+        *settings.split(),
+        "--out",
+        str(tmp_path),
+    ]
     monkeypatch.setattr(sys, "argv", arguments)
     table, batch_done = tmp_path / PROGRESS, Checkpoint.batch_done
     table_exists = []

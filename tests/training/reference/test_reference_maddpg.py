@@ -68,9 +68,12 @@ class Case:
         self.learner: Any = MADDPGLearner(
             factory().description, setup, self.options, seed=seed
         )
-        size: Any = {"frames_per_batch": frames, "seed": seed}
-        policy = self.learner.policy
-        with Collector([factory] * ENVIRONMENTS, policy, **size) as collector:
+        with Collector(
+            [factory] * ENVIRONMENTS,
+            self.learner.policy,
+            frames_per_batch=frames,
+            seed=seed,
+        ) as collector:
             self.batch = collector.next().clone()
         modules = self.learner.networks
         self.target = {name: weights_of(m) for name, m in modules.items()}

@@ -107,8 +107,12 @@ def case(seed: int) -> tuple[Any, Any, Any, Any]:
         frames_per_batch=FRAMES * ENVIRONMENTS, workers=1, envs_per_worker=ENVIRONMENTS
     ).with_settings(settings)
     learner: Any = PPOLearner(factory().description, setup, options, seed=seed)
-    size: Any = {"frames_per_batch": FRAMES * ENVIRONMENTS, "seed": seed}
-    with Collector([factory] * ENVIRONMENTS, learner.policy, **size) as collector:
+    with Collector(
+        [factory] * ENVIRONMENTS,
+        learner.policy,
+        frames_per_batch=FRAMES * ENVIRONMENTS,
+        seed=seed,
+    ) as collector:
         first = collector.next().clone()
         if whole(seed):
             batch: Any = EpisodeBatches(collector, 2 * ENVIRONMENTS).next().clone()
