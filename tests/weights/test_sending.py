@@ -59,11 +59,12 @@ def test_a_copy_that_starts_late_gets_the_changes_of_all_updates() -> None:
 @pytest.mark.parametrize("passed", [False, True])
 def test_a_replaced_submodule_is_refused_also_with_weights(passed: bool) -> None:
     net = Holds()
+    net.bound = nn.Tanh()
     acting = policy(net)
     with MultiSyncCollector(CountingEnv, acting, frames_per_batch=4) as collector:
+        net.bound = nn.ReLU()
         weights = acting.state_dict() if passed else None
-        net.inner = nn.Tanh()
-        with pytest.raises(ValueError, match=r"is Tanh, but was Linear"):
+        with pytest.raises(ValueError, match=r"is ReLU, but was Tanh"):
             collector.update_policy_weights_(weights)
 
 
