@@ -393,13 +393,9 @@ copy_gone, open_gone = partial(copy, **GONE), partial(open_dataset, **GONE)
 UPLOAD = "`marl-collect copy FOLDER s3://bucket/d`"
 
 
-def save(path: Path) -> None:
-    open_dataset("d").trajectories.save(path)
-
-
 PLACES: Any = [
     (ValueError, UPLOAD, partial(Writer, description=ABOUT), "s3://bucket/d"),
-    (ValueError, UPLOAD, save, Path("s3://bucket/d")),
+    (ValueError, UPLOAD, partial(Writer, description=ABOUT), Path("s3://bucket/d")),
     (FileNotFoundError, "none has no batches of a dataset", copy, "none", "copy"),
     (FileNotFoundError, "memory://none has no batches", open_dataset, "memory://none"),
     (FileNotFoundError, "memory://x has no batches", open_dataset, "memory:///x"),

@@ -14,7 +14,7 @@ pytest.importorskip("minari", reason="needs the extra minari")
 import minari
 import torch
 from gymnasium import spaces
-from storage_streams import write
+from storage_streams import GROUP, Stream, write
 from tensordict import TensorDict
 
 from marl_collect import EnvDescription, GroupDescription, open_dataset
@@ -38,8 +38,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return tmp_path / "store"
 
 
-def every_space(path: Path, *names: str) -> Dataset:
-    """Write two runs of three episodes, each of two frames, with every kind of space.
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    """Two runs of three episodes, each of two frames, with every kind of space.
 
     The second group has a mask of actions. There is NaN.
     """
@@ -51,9 +52,8 @@ def every_space(path: Path, *names: str) -> Dataset:
     agents, box = ("a", "b"), spaces.Box(-1, 1, (2,))
     group = GroupDescription(agents, observation, spaces.MultiDiscrete([2, 3]))
     other = GroupDescription(agents, box, spaces.Discrete(2), action_mask=True)
-    groups = dict(zip(names, (group, other), strict=True))
     state = spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    environment = EnvDescription("every", groups, {"state": state})
+    environment = EnvDescription("every", {"g": group, "h": other}, {"state": state})
     about = DatasetDescription("every/task", environment, {"size": 3})
     rng = np.random.default_rng(0)
 
@@ -69,18 +69,13 @@ def every_space(path: Path, *names: str) -> Dataset:
                 batch["next", *key] = drawn[:, 1:]
         batch["collector", "traj_ids"] = (torch.arange(3) << 32)[:, None].expand(3, 2)
         batch["state"][..., 0] = np.nan
-        batch[names[0], "half"] = torch.rand(3, 2, 2).bfloat16()
+        batch["g", "half"] = torch.rand(3, 2, 2).bfloat16()
         done = torch.tensor([[False], [True]]).expand(3, 2, 1)
         batch["next", "done"] = done
         batch["next", "terminated"] = done & (torch.arange(3) < 2)[:, None, None]
         batch["next", "truncated"] = done & ~batch["next", "terminated"]
-        write(path, [batch], about, RunDescription(seed))
-    return open_dataset(path)
-
-
-@pytest.fixture
-def dataset(tmp_path: Path) -> Dataset:
-    return every_space(tmp_path / "d", "g", "h")
+        write(tmp_path / "d", [batch], about, RunDescription(seed))
+    return open_dataset(tmp_path / "d")
 
 
 def frame_of(value: Any, t: int) -> Any:
@@ -176,6 +171,7 @@ def test_an_export_that_fails_leaves_nothing(
 
 
 def test_groups_that_would_be_folders_are_refused(tmp_path: Path) -> None:
-    dataset = every_space(tmp_path / "d", "team/red", "blue")
+    about = DatasetDescription("red", EnvDescription("red", {"team/red": GROUP}))
+    write(tmp_path / "d", Stream().batches(), about)
     with pytest.raises(ValueError, match="which the group team/red has"):
-        export_minari(dataset, "slashes-v0")
+        export_minari(open_dataset(tmp_path / "d"), "slashes-v0")

@@ -426,6 +426,7 @@ REFUSALS = {
     "There are no episodes of .* to save": "trajectories[:0].save('x')",
     "need the keys .*traj_ids": "trajectories.select('hunter').save('x')",
     "exists: save to a new": "trajectories.save(dataset.name)",
+    "`marl-collect copy FOLDER s3://b/d`": "trajectories.save('s3://b/d')",
     "There are no frames in": "trajectories[:0].transitions.moments('state')",
 }
 

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from support.vaults import make_arrays, open_array, write_vault
 
 from marl_collect.core.tensordicts import flatten
-from marl_collect.storage import Dataset, DatasetError, import_vault, vault
+from marl_collect.storage import DatasetError, import_vault, vault
 
 
 def episodes_of(arrays: Any, row: int) -> Iterator[tuple[int, int, Any, Any]]:
@@ -76,7 +76,15 @@ def test_episodes_have_the_values_of_their_steps(
         folder = tmp_path / np.dtype(dtype).name
         source = write_vault(folder / "2s3z.vlt" / "Good", arrays, quality="good")
         dataset = import_vault(source, folder / "d")
-        check_description(dataset, acting, spaces.Box(low, high, shape[3:], dtype))
+        environment = dataset.description.environment
+        group = environment.groups["agents"]
+        box = spaces.Box(low, high, shape[3:], dtype)
+        assert dataset.description.task == "2s3z"
+        assert group.agents == ("agent_0", "agent_1", "agent_2")
+        assert (group.observation, group.action) == (box, ACTIONS[acting][0])
+        assert group.action_mask == bool(environment.root) == (acting == "legals")
+        options = [{"vault": "2s3z.vlt/Good", "quality": "good"}]
+        assert [run.options for run in dataset.runs] == options
         actual = iter(dataset.trajectories)
         for row, where in ((r, w) for r in range(8) for w in episodes_of(arrays, r)):
             episode = flatten(next(actual))
@@ -86,17 +94,6 @@ def test_episodes_have_the_values_of_their_steps(
                 assert np.array_equal(episode[key], values), key
             assert episode["agents", "action"].numpy().dtype == ACTIONS[acting][1]
         assert next(actual, None) is None
-
-
-def check_description(dataset: Dataset, acting: str, observation: spaces.Box) -> None:
-    environment = dataset.description.environment
-    group = environment.groups["agents"]
-    assert dataset.description.task == "2s3z"
-    assert group.agents == ("agent_0", "agent_1", "agent_2")
-    assert (group.observation, group.action) == (observation, ACTIONS[acting][0])
-    assert group.action_mask == bool(environment.root) == (acting == "legals")
-    (run,) = dataset.runs
-    assert run.options == {"vault": "2s3z.vlt/Good", "quality": "good"}
 
 
 def frames_of(
