@@ -19,7 +19,7 @@ from tensordict import TensorDict, TensorDictBase
 from marl_collect.buffers.frame_writer import LastObservation
 from marl_collect.buffers.layout import FRAME_IDS
 from marl_collect.core.description import Key
-from marl_collect.core.tensordicts import maskable
+from marl_collect.core.tensordicts import indexable
 
 KEY = ("collector", "last_observations")
 
@@ -133,8 +133,8 @@ def restore_next(batch: TensorDictBase) -> TensorDictBase:
         leaves = root.reshape(*ids.shape, *root.shape[batch.ndim :])
         following = torch.empty_like(leaves)
         following[:, :-1] = leaves[:, 1:]
-        filled = maskable(following)
-        filled[is_last] = maskable(values).to(root.device)[stored]
+        filled = indexable(following)
+        filled[is_last] = indexable(values).to(root.device)[stored]
         filled[is_padding] = 0
         batch.set(("next", *key), following.reshape(root.shape))
     collector = batch.get("collector")

@@ -17,8 +17,8 @@ from marl_collect.core.replay import frames_of
 from marl_collect.core.tensordicts import (
     assemble,
     flatten,
+    indexable,
     key_path,
-    maskable,
     take_rows,
 )
 
@@ -129,7 +129,7 @@ def _padded(
     invalid = ~mask
     if bool(invalid.any()):
         for leaf in out.values(include_nested=True, leaves_only=True):
-            maskable(leaf)[invalid] = 0
+            indexable(leaf)[invalid] = 0
     out.set(mask_key, mask)
     out.names = [None, "time"]
     return out

@@ -14,7 +14,7 @@ _SIGNED = {
     torch.uint32: torch.int32,
     torch.uint64: torch.int64,
 }
-"""Dtypes in which torch writes by no mask, by those of their size in which it does."""
+"""Dtypes in which torch writes by no index, by those of their size in which it does."""
 
 
 def assemble(
@@ -89,18 +89,25 @@ def take_rows(data: TensorDictBase, rows: torch.Tensor) -> TensorDictBase:
             return value[rows]
         if isinstance(value, TensorDictBase):
             return take_rows(value, rows)
-        return value.index_select(0, rows)
+        return rows_of(value, rows)
 
     size = [len(rows), *data.shape[1:]]
     out: Any = data.apply(take, batch_size=size, names=data.names, call_on_nested=True)
     return out
 
 
-def maskable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's memory in a dtype in which torch reads and writes by masks.
+def indexable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's memory in a dtype in which torch writes by masks and indices.
 
     Gradients do not pass a view as another dtype, so other tensors are returned as
     they are.
     """
     signed = _SIGNED.get(tensor.dtype)
     return tensor if signed is None else tensor.view(signed)
+
+
+def rows_of(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor[rows]`` as a copy; ``rows`` are int64 ``[M]``."""
+    memory = indexable(tensor)
+    taken = memory.index_select(0, rows)
+    return taken if memory is tensor else taken.view(tensor.dtype)

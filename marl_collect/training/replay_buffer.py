@@ -6,6 +6,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from marl_collect.core.tensordicts import indexable, rows_of
+
 
 @final
 class ReplayBuffer:
@@ -84,7 +86,8 @@ class ReplayBuffer:
         fits = min(n_frames, length)
         places = torch.arange(stop - fits, stop, device=self._device) % length
         for name, column in self._columns.items():
-            column[:, places] = data[name][:, -fits:].to(self._device)
+            newest = indexable(data[name][:, -fits:])
+            indexable(column)[:, places] = newest.to(self._device)
         ended = self._note_episodes(ends.cpu(), ids.cpu())
         self._collected = stop
         oldest = stop - length
@@ -140,7 +143,7 @@ class ReplayBuffer:
         frame = (first + torch.minimum(steps, length - 1)) % self._length
         rows = (env * self._length + frame).flatten().to(self._device)
         data = {
-            name: column.flatten(0, 1).index_select(0, rows).unflatten(0, inside.shape)
+            name: rows_of(column.flatten(0, 1), rows).unflatten(0, inside.shape)
             for name, column in self._columns.items()
         }
         return data | {"inside": inside.to(self._device)}

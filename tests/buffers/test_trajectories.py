@@ -196,7 +196,8 @@ def test_adding_many_environments_takes_as_many_calls_as_few() -> None:
 def test_unsigned_integers_are_padded_with_zeros(dtype: torch.dtype) -> None:
     values = torch.arange(1, 7, dtype=torch.int64).to(dtype).view(1, 3, 2)
     ids = torch.tensor([[1, 1, 2]])
-    batch = TensorDict({"x": values, "collector": {"traj_ids": ids}}, [1, 3])
-    padded = split_trajectories(batch)["x"]
-    assert padded.dtype == dtype
-    assert padded.long().tolist() == [[[1, 2], [3, 4]], [[5, 6], [0, 0]]]
+    data = {"x": values, "y": values[..., 0], "collector": {"traj_ids": ids}}
+    padded = split_trajectories(TensorDict(data, [1, 3]))
+    assert padded["x"].dtype == padded["y"].dtype == dtype
+    assert padded["x"].long().tolist() == [[[1, 2], [3, 4]], [[5, 6], [0, 0]]]
+    assert padded["y"].long().tolist() == [[1, 3], [5, 0]]

@@ -130,3 +130,16 @@ def test_an_episode_may_fill_the_whole_ring() -> None:
     assert replay.extend(*numbered(20)) == 1
     data = replay.take(replay.draw(1, torch.Generator()))
     assert data["number"].tolist() == [list(range(20))]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32])
+def test_unsigned_integers_are_replayed(dtype: torch.dtype) -> None:
+    replay = ReplayBuffer(ENVS * 10, torch.device("cpu"), whole=False)
+    stream = Stream(0)
+    for _ in range(3):  # They go round the ring.
+        data, ends, ids = stream.batch()
+        small = (data["number"] % 200).to(dtype)
+        replay.extend({"number": data["number"], "small": small}, ends, ids)
+    taken = replay.take(replay.draw(50, torch.Generator().manual_seed(0)))
+    assert taken["small"].dtype == dtype
+    assert torch.equal(taken["small"].long(), taken["number"] % 200)
