@@ -1,5 +1,6 @@
 """Memory is reserved at once, attached by its handle, and freed with its last user."""
 
+import gc
 import os
 import pickle
 import resource
@@ -104,6 +105,7 @@ def test_a_missing_proc_is_named() -> None:
 
 @pytest.mark.forks
 def test_ordinary_memory_needs_no_file_and_is_zero() -> None:
+    gc.collect()  # Else what earlier tests have left may be closed meanwhile.
     before = len(os.listdir("/proc/self/fd"))
     segment = Segment.ordinary(1 << 16, "a test")
     assert len(os.listdir("/proc/self/fd")) == before
