@@ -42,7 +42,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Replace the clock until the end of the test."""
-        self.now = 0.0
+        # The true time, which pools have noted that were started before.
+        self._begin = self.now = time.monotonic()
         self.readings = 0
         self.runs_when: Callable[[], bool] = lambda: False
         self.quiet: frozenset[int] = frozenset()
@@ -60,6 +61,11 @@ class Clock:
             return find(watch, sent, timeout)
 
         monkeypatch.setattr(HangWatch, "find", look_and_find)
+
+    @property
+    def passed(self) -> float:
+        """Seconds that have passed on this clock."""
+        return self.now - self._begin
 
     def _is_quiet(self, watch: HangWatch, worker: int, sent: int) -> bool:
         cells = watch._status_board.lines[worker].cells.tolist()
