@@ -1,7 +1,9 @@
 """Async batches are from one worker; none is lost, copied or staler than the limit."""
 
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,6 @@ import pytest
 import torch
 from collector_tools import wait_until_idle
 from support.clocks import waits
-from support.processes import wait_until
 from tensordict import TensorDictBase
 from tests_policies import level_policy
 from workloads.counting import CountingEnv, Fault
@@ -99,17 +100,24 @@ def test_dispatch_by_sync() -> None:
 
 
 def test_the_end_of_a_loop_does_not_wait_for_a_slow_worker(tmp_path: Path) -> None:
-    ended = tmp_path / "ended"
+    # Its batch takes 5 s, less than a shutdown grants to workers.
+    finished, steps = tmp_path / "finished", 1000
 
     def slow() -> CountingEnv:
-        return CountingEnv(fault=Fault(lambda: wait_until(ended.exists), repeat=True))
+        numbers = count(1)
+
+        def wait() -> None:
+            threading.Event().wait(0.005)
+            if next(numbers) == steps:
+                finished.touch()
+
+        return CountingEnv(fault=Fault(wait, repeat=True))
 
     collector = MultiAsyncCollector(
-        [CountingEnv, slow], frames_per_batch=4, total_frames=40
+        [CountingEnv, slow], frames_per_batch=[4, steps], total_frames=40
     )
     assert [batch.numel() for batch in collector] == [4] * 10
-    ended.touch()
-    collector.shutdown()
+    assert not finished.exists()
 
 
 NONE = np.zeros(0, np.int64)
