@@ -58,7 +58,8 @@ def slow_until_preempted(folder: Path) -> Callable[[], CountingEnv]:
         def wait() -> None:
             nonlocal held
             held += 1
-            while not (folder / f"{held}").exists():
+            files = folder / f"{held}", folder / "closing"
+            while not any(file.exists() for file in files):
                 threading.Event().wait(0.005)
 
         return CountingEnv(fault=Fault(wait, at=5, repeat=True))
@@ -67,9 +68,12 @@ def slow_until_preempted(folder: Path) -> Callable[[], CountingEnv]:
 
 
 def release_when_preempted(collector: Any, worker: int, folder: Path) -> None:
-    """Let a worker of ``slow_until_preempted`` take a step whenever it is preempted."""
+    """Let a worker of ``slow_until_preempted`` take a step whenever it is preempted.
+
+    It is released when the pool closes, which would grant it seconds for its step.
+    """
     pool = pool_of(collector)
-    preempt = pool.preempt
+    preempt, close = pool.preempt, pool.close
     count = 0
 
     def preempt_and_release(index: int, *, preempted: bool) -> None:
@@ -79,4 +83,8 @@ def release_when_preempted(collector: Any, worker: int, folder: Path) -> None:
             count += 1
             (folder / f"{count}").touch()
 
-    pool.preempt = preempt_and_release
+    def release_and_close(timeout: float) -> Any:
+        (folder / "closing").touch()
+        return close(timeout)
+
+    pool.preempt, pool.close = preempt_and_release, release_and_close
