@@ -65,7 +65,7 @@ if arguments[0] != "exit":
     dist.destroy_process_group()
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/soon", rank=rank, world_size=world_size,
-        timeout=datetime.timedelta(seconds=10),  # Also of a busy machine's connection.
+        timeout=datetime.timedelta(seconds=20),  # Also of a busy machine's connection.
     )
 if arguments[0] == "hang with NCCL":
     dist.get_backend_config = lambda group=None: "cuda:nccl"
