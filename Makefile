@@ -195,7 +195,7 @@ fuzz: $(STAMP_ALL)
 DAMAGES ?= 3000
 fuzz-storage: $(STAMP_ALL)
 	MARL_COLLECT_DAMAGES=$(DAMAGES) $(BIN)/python -m pytest -n 0 -rP --timeout 3600 \
-		tests/storage/test_storage_damage.py tests/storage/test_storage_kills.py
+		tests/storage/test_storage_damage.py
 
 # Writes the faults of tests/mutations.toml, one at a time, into a copy of the commit, and
 # runs their tests. ARGS=storage/ takes those of files with this in their names.

@@ -9,6 +9,7 @@ import itertools
 import os
 import random
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -142,12 +143,11 @@ def write(
     batches: Iterable[TensorDict],
     about: DatasetDescription = ABOUT,
     run: RunDescription | None = None,
-) -> str:
-    """Write batches as one run, and return its name."""
+) -> None:
+    """Write batches as one run."""
     with Writer(path, about, run) as writer:
         for batch in batches:
             writer.add(batch)
-    return writer.run
 
 
 def add_run(path: Path, seed: int, task: str = "c") -> list[TensorDict]:
@@ -195,13 +195,8 @@ def flat_frames(data: TensorDict) -> list[Frame]:
     return frames_of(data.unsqueeze(0))
 
 
-def number(frame: Frame) -> int:
-    """Return the number of a frame in its episode, which the stream has written."""
-    return int(np.frombuffer(frame["frame",], np.int64)[0])
-
-
 def traj_id(frame: Frame) -> int:
-    return int(np.frombuffer(frame["collector", "traj_ids"], np.int64)[0])
+    return int.from_bytes(frame["collector", "traj_ids"], sys.byteorder)
 
 
 def complete_episodes(frames: list[Frame]) -> dict[int, list[Frame]]:
@@ -212,7 +207,8 @@ def complete_episodes(frames: list[Frame]) -> dict[int, list[Frame]]:
     return {
         key: episode
         for key, episode in by_id.items()
-        if [number(frame) for frame in episode] == list(range(len(episode)))
+        if [int.from_bytes(frame["frame",], sys.byteorder) for frame in episode]
+        == list(range(len(episode)))
         and episode[-1]["next", "done"] == b"\1"
     }
 

@@ -6,7 +6,6 @@ Copies are between folders, a memory file system and a local S3 server.
 import errno
 import os
 import shutil
-import sys
 import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +36,6 @@ from support.stores import s3_server
 from marl_collect.core.seeding import episode_seed
 from marl_collect.core.tensordicts import flatten
 from marl_collect.storage import (
-    Dataset,
     DatasetDescription,
     DatasetError,
     Writer,
@@ -52,10 +50,11 @@ from marl_collect.storage.statistics import Range
 
 
 @pytest.fixture
-def path(dataset: Dataset, tmp_path: Path) -> Path:
-    """A copy of a dataset of two runs."""
-    ignored = shutil.ignore_patterns(".cache")
-    return shutil.copytree(dataset.name, tmp_path / "d", ignore=ignored)
+def path(tmp_path: Path) -> Path:
+    """A dataset of two runs."""
+    for seed in range(2):
+        add_run(tmp_path / "d", seed)
+    return tmp_path / "d"
 
 
 def test_the_card_shows_what_the_dataset_holds(
@@ -141,56 +140,44 @@ def test_several_folders_are_read_as_one_and_saved(path: Path, tmp_path: Path) -
 
 
 def test_a_cache_that_cannot_be_written_is_elsewhere(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local: Path, caches: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = open_dataset(path).transitions[:]
-    shutil.rmtree(path / ".cache")
+    expected = read(local)
+    shutil.rmtree(local / ".cache")
     monkeypatch.setattr(os, "access", lambda *_: False)  # As for a user.
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    assert (open_dataset(path).transitions[:] == expected).all()
-    assert not (path / ".cache").exists()
-    assert len(list((tmp_path / "home" / "marl_collect").iterdir())) == 1
+    assert read(local) == expected
+    assert not (local / ".cache").exists()
+    assert len(list((caches / "marl_collect").iterdir())) == 1
 
 
 @pytest.mark.parametrize("call", range(10))
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.ENFILE])
 def test_a_cache_that_cannot_be_built_says_why(
-    path: Path, tmp_path: Path, call: int, number: int
+    local: Path, tmp_path: Path, call: int, number: int
 ) -> None:
     with failing(call, number), pytest.raises(BrokenDiskError) as error:
-        open_dataset(path)
+        open_dataset(local)
     advice = "pass cache=, a folder with free space"
     assert (advice in str(error.value)) == (number == errno.ENOSPC)
-    other = open_dataset(path, cache=tmp_path / "cache").transitions[:]
-    assert (open_dataset(path).transitions[:] == other).all()
-
-
-def test_a_deleted_run_is_no_part_of_the_joined_file_behind_it(tmp_path: Path) -> None:
-    batches = Stream().batches(3)
-    deleted = write(tmp_path, batches[:1])
-    write(tmp_path, batches[1:])
-    assert read(tmp_path) == frames_of(*batches)
-    for path in tmp_path.glob(f"{deleted}.*"):
-        path.unlink()
-    assert read(tmp_path) == frames_of(*batches[1:])
+    assert read(open_dataset(local, cache=tmp_path / "cache")) == read(local)
 
 
 def test_a_reader_that_waited_keeps_the_newer_cache(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, state = len(open_dataset(path)), path / ".cache" / "state.json"
+    before, state = len(open_dataset(local)), local / ".cache" / "state.json"
     states: list[bytes] = []
 
     def older(folder: Path) -> list[files.BatchFile]:
         monkeypatch.undo()
         listed = files.list_files(folder)
-        add_run(path, 2)  # Meanwhile another one writes, and a third one opens it.
-        open_dataset(path)
+        write_files(local, 2)  # Meanwhile another one writes, and a third one opens it.
+        open_dataset(local)
         states.append(state.read_bytes())
         return listed
 
     monkeypatch.setattr(opening, "list_files", older)
-    assert len(open_dataset(path)) == before + 300
+    assert len(open_dataset(local)) == before + 36
     assert [state.read_bytes()] == states
 
 
@@ -226,29 +213,34 @@ def test_a_listing_that_overlaps_a_join_is_repeated(
     assert read(path if use == "open" else target) == frames_of(*batches)
 
 
+STORAGE = "import marl_collect.storage as m; m.{}"
 COMMAND = "sys.argv[1:] = {}; import marl_collect.cli.main as m; m.main()"
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("use", "output"),
+    ("package", "extra", "use", "output"),
     [
-        ("from marl_collect import open_dataset", ""),
-        ("from marl_collect.storage.recording import RecordArguments", ""),
-        (COMMAND.format(["inspect", "x"]), ""),
-        (COMMAND.format(["info", "matrix/climbing"]), "climbing"),
-        (COMMAND.format(["envs", "matrix"]), "climbing"),
+        ("pyarrow", "datasets", "from marl_collect import open_dataset", ""),
+        ("pyarrow", "datasets", "import marl_collect.storage.recording", ""),
+        ("pyarrow", "datasets", COMMAND.format(["inspect", "x"]), ""),
+        ("pyarrow", "datasets", COMMAND.format(["info", "matrix/climbing"]), "climb"),
+        ("pyarrow", "datasets", COMMAND.format(["envs", "matrix"]), "climbing"),
+        ("s3fs", "cloud", STORAGE.format("open_dataset('s3://bucket/x')"), ""),
+        ("s3fs", "cloud", STORAGE.format("copy('d', 's3://bucket/x')"), ""),
+        ("h5py", "minari", STORAGE.format("export_minari(None, 'x-v0')"), ""),
+        ("tensorstore", "vault", STORAGE.format("import_vault('/', 'x')"), ""),
     ],
 )
-def test_what_needs_pyarrow_says_what_to_install(use: str, output: str) -> None:
-    process = run_python("-c", f"import sys; sys.modules['pyarrow'] = None; {use}")
+def test_what_needs_a_missing_package_says_what_to_install(
+    package: str, extra: str, use: str, output: str
+) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; {use}"
+    process = run_python("-c", code)
     assert (process.returncode == 0) == bool(output), process.stderr
     assert output in process.stdout
-    assert bool(output) != ('pip install "marl-collect[datasets]"' in process.stderr)
-    assert ("Traceback" in process.stderr) == use.startswith("from")
-
-
-Location = tuple[str, dict[str, Any]]
+    assert bool(output) != (f'pip install "marl-collect[{extra}]"' in process.stderr)
+    assert ("Traceback" in process.stderr) != use.startswith("sys")
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +250,7 @@ def server() -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture(params=["folder", "memory", "s3"])
-def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Any]:
     """Where nothing is, and the options of its file system."""
     name = uuid.uuid4().hex
     MemoryFileSystem.clear_instance_cache()  # What was patched stays in an instance.
@@ -292,35 +284,31 @@ def local(tmp_path: Path) -> Path:
     return tmp_path / "d"
 
 
-def opened(location: Location) -> Dataset:
-    return open_dataset(location[0], **location[1])
-
-
 def test_a_copy_reads_like_the_original(
-    location: Location, local: Path, tmp_path: Path
+    location: Any, local: Path, tmp_path: Path
 ) -> None:
     url, options = location
     (local / "README.md").write_text("card")
     assert [copy(local, url, **options) for _ in range(2)] == [7, 0]
     frames = read(local)
-    dataset = opened(location)
+    dataset = open_dataset(url, **options)
     assert read(dataset) == frames
     assert dataset.name == url
     dataset.verify()
     assert copy(url, tmp_path / "back", **options) == 7
     for path in local.glob("[!.]*"):
         assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes()
-    other: Location = (f"memory://store/{uuid.uuid4().hex}", {})
-    assert copy(url, other[0], **options) == 7
-    assert read(opened(other)) == frames
+    other = f"memory://store/{uuid.uuid4().hex}"
+    assert copy(url, other, **options) == 7
+    assert read(open_dataset(other)) == frames
     assert copy(local, f"{url}//within/", **options) == 7
     for name in ("within", "/within", "within//"):
-        assert read(opened((f"{url}/{name}", options))) == frames
+        assert read(open_dataset(f"{url}/{name}", **options)) == frames
 
 
 @URLS
 def test_files_are_fetched_once_and_again_if_they_are_cut(
-    location: Location, local: Path, monkeypatch: pytest.MonkeyPatch
+    location: Any, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, options = location
     transferred: list[str] = []
@@ -335,19 +323,19 @@ def test_files_are_fetched_once_and_again_if_they_are_cut(
     assert copy(local, url, **options) == 6
     assert sorted(transferred) == sorted(before)
     with ThreadPoolExecutor(3) as pool:  # Readers at once.
-        datasets = [*pool.map(opened, [location] * 3)]
+        datasets = [*pool.map(partial(open_dataset, **options), [url] * 3)]
     assert [len(dataset) for dataset in datasets] == [72] * 3
     assert sorted(transferred) == sorted([*before] * 2)
     # As a store without atomic writes may leave it when a copy is interrupted.
     place, root = fsspec.url_to_fs(url, **options)
     place.pipe_file(f"{root}/{max(before)}", b"PAR1")
     assert copy(local, url, **options) == 1
-    assert read(opened(location)) == read(local)
+    assert read(open_dataset(url, **options)) == read(local)
 
 
 @URLS
 def test_a_cache_keeps_several_urls_without_what_was_deleted_there(
-    location: Location, local: Path, tmp_path: Path, caches: Path
+    location: Any, local: Path, tmp_path: Path, caches: Path
 ) -> None:
     url, options = location
     write_files(tmp_path / "other", 7)
@@ -367,7 +355,7 @@ def test_a_cache_keeps_several_urls_without_what_was_deleted_there(
 
 
 def test_a_target_of_another_kind_is_refused(
-    location: Location, local: Path, tmp_path: Path
+    location: Any, local: Path, tmp_path: Path
 ) -> None:
     url, options = location
     copy(local, url, **options)
@@ -380,7 +368,7 @@ def test_a_target_of_another_kind_is_refused(
     ):
         with pytest.raises(ValueError, match=f"of another kind: {text}"):
             copy(tmp_path / name, url, **options)
-    assert read(opened(location)) == read(local)
+    assert read(open_dataset(url, **options)) == read(local)
 
 
 GONE: dict[str, Any] = {
@@ -390,12 +378,24 @@ GONE: dict[str, Any] = {
     "secret": "s",
 }
 copy_gone, open_gone = partial(copy, **GONE), partial(open_dataset, **GONE)
+open_writer = partial(Writer, description=ABOUT)
+USES = open_dataset, open_writer, partial(copy, target="copy")
 UPLOAD = "`marl-collect copy FOLDER s3://bucket/d`"
+THESIS = r"others holds no dataset, but thesis\.tex"
 
 
 PLACES: Any = [
-    (ValueError, UPLOAD, partial(Writer, description=ABOUT), "s3://bucket/d"),
-    (ValueError, UPLOAD, partial(Writer, description=ABOUT), Path("s3://bucket/d")),
+    *((DatasetError, "pipe/.* is not a file: move", use, "pipe") for use in USES),
+    *((DatasetError, r"mine\.parquet is not a file of", use, "mine") for use in USES),
+    (DatasetError, "no time/99999999", open_writer, "no time"),
+    (NotADirectoryError, "is not a folder", open_dataset, "file"),
+    (NotADirectoryError, "is a file", open_writer, "file"),
+    (FileNotFoundError, "not a folder of a dataset", open_dataset, "nowhere"),
+    (FileNotFoundError, "no batches", open_dataset, "empty"),
+    (FileExistsError, THESIS, open_writer, "others"),
+    (FileExistsError, THESIS, copy, "d", "others"),
+    (ValueError, UPLOAD, open_writer, "s3://bucket/d"),
+    (ValueError, UPLOAD, open_writer, Path("s3://bucket/d")),
     (FileNotFoundError, "none has no batches of a dataset", copy, "none", "copy"),
     (FileNotFoundError, "memory://none has no batches", open_dataset, "memory://none"),
     (FileNotFoundError, "memory://x has no batches", open_dataset, "memory:///x"),
@@ -419,28 +419,31 @@ def test_bad_places_are_errors_that_name_them(
 ) -> None:
     error, message, use, *places = row
     monkeypatch.chdir(local.parent)
-    lacking = Path(shutil.copytree(local, "lacking"))
-    sorted(lacking.glob("*.parquet"))[1].unlink()
-    before = {*os.listdir(), "caches"}
+    name = max(path.name for path in local.glob("*.parquet"))
+    for folder in ("lacking", "pipe", "mine", "no time"):
+        shutil.copytree(local, folder)
+    for folder in ("empty", "others"):
+        Path(folder).mkdir()
+    for path in ("others/thesis.tex", "file"):
+        Path(path).touch()
+    min(Path("lacking").glob("*1.parquet")).unlink()
+    Path("pipe", name).unlink()
+    os.mkfifo(Path("pipe", name))
+    Path("mine", name).rename("mine/mine.parquet")
+    Path("no time", name).rename(f"no time/{'9' * 8}-{'9' * 6}-{'9' * 6}{name[22:]}")
+
+    def listed() -> set[Path]:
+        return {path for path in Path().rglob("*") if path.parts[0] != "caches"}
+
+    before = listed()
     with pytest.raises(error, match=message):
         use(*places)
-    assert {*os.listdir(), "caches"} == before
-
-
-def test_a_missing_package_is_named(
-    local: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    classes = sys.modules["fsspec.registry"]._registry
-    monkeypatch.delitem(classes, "s3", raising=False)
-    for use in (partial(copy, local), open_dataset):
-        with pytest.raises(ImportError, match=r"s3fs.*marl-collect\[cloud\]"):
-            use("s3://bucket/x")
+    assert listed() == before
 
 
 @URLS
 def test_a_file_that_changes_while_it_is_fetched_is_an_error(
-    location: Location, local: Path, caches: Path, monkeypatch: pytest.MonkeyPatch
+    location: Any, local: Path, caches: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, options = location
     copy(local, url, **options)
@@ -453,5 +456,5 @@ def test_a_file_that_changes_while_it_is_fetched_is_an_error(
 
     monkeypatch.setattr(place, "get_file", cut)
     with pytest.raises(OSError, match=r"parquet was changed while it was copied"):
-        opened(location)
+        open_dataset(url, **options)
     assert not [path for path in caches.rglob("*") if "parquet" in path.name]

@@ -1,6 +1,6 @@
 """Minari reads exports."""
 
-import sys
+import operator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from gymnasium import spaces
 from storage_streams import GROUP, Stream, write
 from tensordict import TensorDict
+from torch.utils._pytree import tree_map
 
 from marl_collect import EnvDescription, GroupDescription, open_dataset
 from marl_collect.storage import (
@@ -78,14 +79,6 @@ def dataset(tmp_path: Path) -> Dataset:
     return open_dataset(tmp_path / "d")
 
 
-def frame_of(value: Any, t: int) -> Any:
-    if isinstance(value, dict):
-        return {name: frame_of(inner, t) for name, inner in value.items()}
-    if isinstance(value, tuple):
-        return tuple(frame_of(inner, t) for inner in value)
-    return np.nan_to_num(value[t])
-
-
 def test_minari_reads_every_space(dataset: Dataset) -> None:
     name, selection = "mine/every-v3", dataset.trajectories[1:]
     assert export_minari(selection, name).is_dir()
@@ -129,8 +122,9 @@ def test_minari_reads_every_space(dataset: Dataset) -> None:
         team = sum(after[name, "reward"].double().sum((1, 2)) for name in "gh")
         assert np.allclose(episode.rewards, team)
         assert theirs.action_space["g"].contains(episode.actions["g"][0])
+        known = tree_map(np.nan_to_num, episode.observations)
         for t in range(3):
-            frame = frame_of(episode.observations, t)
+            frame = tree_map(operator.itemgetter(t), known)
             assert theirs.observation_space.contains(frame)
 
 
@@ -164,9 +158,6 @@ def test_an_export_that_fails_leaves_nothing(
     monkeypatch.setattr("marl_collect.storage.minari.shutil", usage)
     with pytest.raises(OSError, match="The disk is full: the next episode has up to"):
         export_minari(episodes, "mine/counting-v0")
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ImportError, match=r"needs h5py.*marl-collect\[minari\]"):
-        export_minari(episodes, "x-v0")
     assert not list(store.iterdir())
 
 

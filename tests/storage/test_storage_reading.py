@@ -20,6 +20,7 @@ from storage_streams import (
     DTYPES,
     SHAPES,
     Stream,
+    add_run,
     bytes_of,
     complete_episodes,
     flat_frames,
@@ -45,6 +46,19 @@ KINDS: dict[str, Any] = {
     "sequences": lambda dataset: dataset.trajectories.sequences(3),
     "n-steps": lambda dataset: dataset.trajectories.n_step(2),
 }
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, TensorDict]:
+    """A dataset of two runs, and its 600 frames in their order."""
+    path = tmp_path_factory.mktemp("recording") / "d"
+    batches = [*add_run(path, 0), *add_run(path, 1)]
+    return open_dataset(path), torch.cat([batch.reshape(-1) for batch in batches])
+
+
+@pytest.fixture
+def dataset(recording: tuple[Dataset, TensorDict]) -> Dataset:
+    return recording[0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

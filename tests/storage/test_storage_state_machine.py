@@ -1,12 +1,12 @@
-"""Random histories of a folder: writers, copies, deletions, damage, caches.
+"""Random histories of a folder: writers, copies, deletions, caches.
 
 The model is a list of frames per run. After every step the folder is read, and datasets
-that were opened before still hold what they held. Kills are in ``test_storage_kills``.
+that were opened before still hold what they held. Kills and damages are in
+``test_storage_damage``.
 """
 
 import itertools
 import os
-import random
 import shutil
 import tempfile
 from datetime import datetime
@@ -35,7 +35,6 @@ from storage_streams import (
     Frame,
     Stream,
     complete_episodes,
-    damage,
     ended_episode,
     flat_frames,
     frames_of,
@@ -45,7 +44,6 @@ from storage_streams import (
 
 from marl_collect.storage import (
     Dataset,
-    DatasetError,
     EndedEpisode,
     Writer,
     copy,
@@ -144,20 +142,17 @@ class Folder(RuleBasedStateMachine):
             ended = writer.add(batch)
             self.runs.setdefault(writer.run, []).extend(frames_of(batch))
             assert self.ended(writer.run) == before + ended
-            self.refuse(writer, stream)
+            # Episodes whose numbers have been, and other keys, are refused.
+            refused = self.stream(1).batch(2)
+            if self.says_begin or stream.episode[0]:
+                with pytest.raises(ValueError, match="continues|open a new Writer"):
+                    writer.add(refused)
+            refused["more"] = refused["frame"]
+            with pytest.raises(ValueError, match="more|continues|comes after"):
+                writer.add(refused)
             if frames_of(batch)[-1]["next", "done"] == b"\1":
                 with pytest.raises(ValueError, match="continues|open a new Writer"):
                     writer.add(batch)
-
-    def refuse(self, writer: Writer, stream: Stream) -> None:
-        """Add other keys, and episodes whose numbers have been."""
-        batch = self.stream(1).batch(2)
-        if self.says_begin or stream.episode[0]:
-            with pytest.raises(ValueError, match="continues|open a new Writer"):
-                writer.add(batch)
-        batch["more"] = batch["frame"]
-        with pytest.raises(ValueError, match="more|continues|comes after"):
-            writer.add(batch)
 
     @rule(writer=consumes(writers), is_killed=st.booleans())
     def end(self, writer: Any, is_killed: bool) -> None:
@@ -256,21 +251,6 @@ class Folder(RuleBasedStateMachine):
         for path, table in zip(paths, tables, strict=True):
             pq.write_table(table, path, write_page_checksum=True)
         self.runs[run] = [f for f in self.runs[run] if traj_id(f) != deleted]
-
-    @rule(number=NUMBERS)
-    def damage(self, number: int) -> None:
-        """Damage a file, read, and restore the file."""
-        paths = self.files()
-        path = paths[number % len(paths)]
-        before = path.read_bytes()
-        damage(path, random.Random(number))
-        try:
-            actual = read(self.folder)
-        except DatasetError as error:
-            assert path.name in str(error)  # noqa: PT017
-        else:
-            assert actual == self.expected()
-        path.write_bytes(before)
 
     def expected(self) -> list[Frame]:
         return [frame for run in sorted(self.runs) for frame in self.runs[run]]

@@ -1,6 +1,6 @@
 """Batches that a writer reports as written are readable, and bad ones change nothing.
 
-Kills are in ``test_storage_kills.py``, the kinds of batches in
+Kills are in ``test_storage_damage.py``, the kinds of batches in
 ``test_storage_reading.py``, and the oracle compares what ``record`` writes.
 """
 
