@@ -278,13 +278,11 @@ def _import(family: TaskPackage, name: str, task: str) -> ModuleType:
 
 
 def _tasks(family: TaskPackage) -> list[str]:
-    try:
-        spec = importlib.util.find_spec(family.package)
-    except ModuleNotFoundError:
-        return []
-    if spec is None:
-        return []
-    modules = pkgutil.iter_modules(spec.submodule_search_locations or [])
+    # `find_spec` imports the package of a subpackage. That of magent2 sets a number of
+    # threads for the user's process.
+    package, *inner = family.package.split(".")
+    folders = [str(folder.joinpath(*inner)) for folder in folders_of(package)]
+    modules = pkgutil.iter_modules(folders)
     return sorted(m.name for m in modules if _VERSIONED.fullmatch(m.name))
 
 

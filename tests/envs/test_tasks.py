@@ -94,7 +94,7 @@ def test_a_module_without_the_callable_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("task", "other_modules"),
     [
-        ("sisl/multiwalker_v9", ["pettingzoo.classic.", "pymunk", "mpe2", "chess"]),
+        ("sisl/multiwalker_v9", ["pettingzoo.classic.", "pymunk", "mpe2", "magent2"]),
         ("mpe/simple_v3", ["pettingzoo.sisl.", "pettingzoo.classic.", "Box2D"]),
     ],
 )
