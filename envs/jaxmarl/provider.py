@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import io
 import pkgutil
+import sys
 import warnings
 from typing import Any, Final
 
@@ -89,9 +90,19 @@ def episode_limit(task: str, env: Any) -> int | None:
 
 
 def _environments() -> Any:
-    # The import prints two lines.
-    with imports_of("jaxmarl", "JaxMarlEnv"), contextlib.redirect_stdout(io.StringIO()):
-        import jaxmarl.environments
+    # The import prints two lines, and sets both streams to those that Python began
+    # with, although a notebook, for example, has replaced them.
+    first = {name: vars(sys)[name] for name in ("__stdout__", "__stderr__")}
+    with (
+        imports_of("jaxmarl", "JaxMarlEnv"),
+        contextlib.redirect_stdout(io.StringIO()) as silent,
+        contextlib.redirect_stderr(sys.stderr),
+    ):
+        vars(sys).update(__stdout__=silent, __stderr__=sys.stderr)
+        try:
+            import jaxmarl.environments
+        finally:
+            vars(sys).update(first)
     return jaxmarl.environments
 
 

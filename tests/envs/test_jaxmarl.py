@@ -2,7 +2,10 @@
 
 import copy
 import importlib.util
+import io
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from typing import Any
 
@@ -267,10 +270,20 @@ def test_bad_arguments_are_refused() -> None:
         JaxMarlEnv("storm")
 
 
-def test_tasks_are_found_by_name(capfd: pytest.CaptureFixture[str]) -> None:
+def test_importing_the_library_prints_nothing_and_keeps_replaced_streams(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("jaxmarl")]:
+        monkeypatch.delitem(sys.modules, name)
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        FAMILY.settings("jaxmarl/coin_game")
+        assert (sys.stdout, sys.stderr) == (out, err)
+    assert out.getvalue() + err.getvalue() + "".join(capfd.readouterr()) == ""
+
+
+def test_tasks_are_found_by_name() -> None:
     assert "jaxmarl/MPE_simple_spread_v3" in FAMILY.available_tasks()
     env = FAMILY.find_task("jaxmarl/coin_game")(num_envs=2)
     assert env.worlds == 2
     env.close()
     assert FAMILY.settings("jaxmarl/HeuristicEnemySMAX")["max_steps"] == 100
-    assert capfd.readouterr().out == ""
