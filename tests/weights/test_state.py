@@ -26,6 +26,7 @@ from tensordict.nn import (
     NormalParamExtractor,
     ProbabilisticTensorDictModule,
     TensorDictModule,
+    TensorDictParams,
     TensorDictSequential,
 )
 from torch import nn
@@ -224,6 +225,19 @@ def test_training_changes_nothing(net: Any, of_recording: bool) -> None:
         for parameter in net.parameters():
             parameter.add_(1)
     assert not state.changed()
+
+
+def test_using_parameters_of_a_tensordict_changes_nothing(net: Any) -> None:
+    net.layer = TensorDictParams(TensorDict.from_module(nn.Linear(2, 2)))
+    state = ModuleState(net)
+    with net.layer.to_module(nn.Linear(2, 2, device="meta")):  # It is noted.
+        pass
+    assert not state.changed()
+
+
+def test_nothing_of_a_recurrent_layer_in_a_list_is_unseen(net: Any) -> None:
+    net.layers = [nn.GRU(2, 2)]
+    assert ModuleState(net).unseen() is None
 
 
 LARGE: dict[str, Callable[[], tuple[Any, Any]]] = {
