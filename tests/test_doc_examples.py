@@ -1,14 +1,9 @@
-"""The Python on every page of the documentation runs, in the order of the page.
+"""The Python on every page of the documentation runs, in the order of the page."""
 
-Notebooks have the cells of their pages.
-"""
-
-import json
 import re
 from pathlib import Path
 
 import pytest
-from make_notebooks import PAGES as PAGES_OF_NOTEBOOKS
 
 pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
 pytest.importorskip("mpe2", reason="needs the extra mpe")
@@ -56,21 +51,6 @@ def test_the_examples_of_a_page_run(
         exec(compile(text, f"{page}, block {number}", "exec"), space)
     # A page whose examples are all left out must say so here.
     assert codes or page in ("coming_from_torchrl.md", "distribution.md")
-
-
-@pytest.mark.parametrize("page", PAGES_OF_NOTEBOOKS)
-def test_the_cells_of_a_notebook_are_the_examples_of_its_page(page: str) -> None:
-    path = DOCS / "notebooks" / f"{Path(page).name}.ipynb"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    assert content["nbformat"] == 4
-    cells = content["cells"]
-    assert len({cell["id"] for cell in cells}) == len(cells)
-    links = "".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
-    for target in re.findall(r"\]\(([^)#:]+)\)", links):
-        assert (path.parent / target).exists(), target
-    code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
-    assert code
-    assert code == [block.strip() for block in examples(f"{page}.md")]
 
 
 def test_no_example_hides_behind_another_mark() -> None:

@@ -50,8 +50,6 @@ OTHER: Final = (
     "os.uname = lambda: os.uname_result((*uname()[:4], 'sparc64'))\n"
 )
 BUILDS: Final = {
-    "conda": Build(PIDFD),
-    "uv": Build(MEMFD),
     "neither": Build(PIDFD + MEMFD),
     "another-machine": Build(PIDFD + MEMFD + OTHER, "", "/dev/shm/", has_pidfds=False),
     "old-kernel": Build("", "ENOSYS", "/dev/shm/", has_pidfds=False),

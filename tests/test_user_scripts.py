@@ -14,7 +14,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from support.processes import SOON, wait_until
-from support.scripts import run_python, start_python
+from support.scripts import run_python
 from tensordict.nn import TensorDictModule
 
 pytest.importorskip("pettingzoo")
@@ -247,38 +247,6 @@ def test_a_collector_that_is_never_closed_closes_its_environments(
     """At exit, before the modules lose the names that ``close`` uses."""
     process = run_python(script(NEVER_CLOSED, tmp_path))
     assert (process.stdout.split(), process.stderr) == (["10", "closed"], "")
-
-
-ENDLESS = """
-    from marl_collect import MultiSyncCollector
-    from workloads.counting import CountingEnv, Fault
-
-    slow = Fault("sleep", "step", repeat=True, seconds=0.05)
-    collector = MultiSyncCollector([lambda: CountingEnv(fault=slow)] * 2,
-                                   frames_per_batch=4000)
-    print("ready", flush=True)
-    for batch in collector:
-        pass
-"""
-
-
-def test_ctrl_c_does_not_wait_for_the_batch_in_the_making(tmp_path: Path) -> None:
-    with start_python(script(ENDLESS, tmp_path)) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=SOON)
-    assert "KeyboardInterrupt" in errors
-    assert "WorkerError" not in errors
-
-    def has_no_process() -> bool:
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            return True
-        return False
-
-    wait_until(has_no_process)
 
 
 def closing(folder: Path) -> PettingZooWrapper:

@@ -1,11 +1,9 @@
 """``marl-collect compare`` writes folders, tables and a picture."""
 
-import contextlib
 import io
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -179,16 +177,6 @@ def test_ctrl_c_before_the_first_run_promises_nothing_to_resume(tmp_path: Path) 
     assert errors == "Interrupted before the first run began.\n"
 
 
-def test_all_setups_are_checked_before_the_first_frame(tmp_path: Path) -> None:
-    arguments = [
-        *("compare", TASK, *SMALL_ALL, "--env", "n_prey=1", "--out", str(tmp_path))
-    ]
-    code, text = run(*arguments, "--setup=ippo-local-own", "--setup=qmix-local-own")
-    assert code == 2
-    assert "qmix-local-own cannot be trained: qmix learns the values of one" in text
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_display_shows_the_whole_comparison_at_80_columns(tmp_path: Path) -> None:
     console = Console(width=80, file=io.StringIO(), force_terminal=False)
     log = tmp_path / "progress.log"
@@ -282,6 +270,10 @@ def test_settings_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             ["compare", TASK, "--setup", "maddpg-local-shared"],
             "maddpg-local-shared cannot be trained: maddpg needs continuous actions",
+        ),
+        (
+            ["compare", TASK, "--setup=ippo-local-own", "--setup=qmix-local-own"],
+            "qmix-local-own cannot be trained: qmix learns the values of one",
         ),
         (["compare", TASK, "--set", "ppo.learning_rate=1"], "Did you mean ppo.lr?"),
         (["compare", TASK, "--set", "ppo.epochs=0"], "ppo.epochs must be an integer"),
@@ -440,6 +432,7 @@ def test_a_wrapped_environment_is_compared_played_and_rendered(odd_tasks: Any) -
     assert f"{task}: 2 episodes" in text
     code, text = run("render", *played, "--episodes=2", "--out", "played.mp4")
     assert code == 0, text
+    assert "2 episodes, 10 pictures" in text
     pictures = imageio.mimread("played.mp4", memtest=False)
     assert len(pictures) == 2 * (4 + 1)
 
@@ -475,37 +468,12 @@ def test_a_video_that_cannot_be_recorded_fails_before_training(odd_tasks: Any) -
     assert not Path("out").exists()
 
 
-@pytest.fixture(scope="module")
-def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the folder "out" of a finished comparison, to be copied."""
-    folder = tmp_path_factory.mktemp("finished")
-    with contextlib.chdir(folder):
-        code, text = run("compare", TASK, *ONE, "--env", "n_prey=0")
-    assert code == 0, text
-    return folder
-
-
-@pytest.fixture
-def finished(
-    finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
-    """Return the current folder, which has a copy of the finished comparison."""
-    shutil.copytree(finished_run, tmp_path, dirs_exist_ok=True)
+def test_damaged_results_of_a_comparison_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_runs_of_another_task_are_not_mixed(finished: Path) -> None:
-    before = sorted(finished.rglob("*"))
-    command = ["compare", TASK, *ONE, "--setup", "vdn-local-shared", "--resume"]
-    code, text = run(*command, "--env", "n_prey=0", "--env", "n_hunters=3")
-    assert code == 2
-    assert "has a run of another task: env_kwargs.n_hunters is None there" in text
-    assert sorted(finished.rglob("*")) == before
-
-
-@pytest.mark.usefixtures("finished")
-def test_damaged_results_of_a_comparison_are_named() -> None:
+    code, text = run("compare", TASK, *ONE, "--env", "n_prey=0")
+    assert code == 0, text
     contents = {p: p.read_bytes() for p in Path("out").rglob("*.json")}
     folder = Path("out/ippo-local-own/seed_0")
     for path, content, message in (

@@ -16,41 +16,23 @@ pytestmark = pytest.mark.processes
 
 STAIRS = """
 import numpy as np
-from gymnasium import spaces
-from pettingzoo import ParallelEnv
+from support.zoo import Script, ScriptedEnv
 
 
-class Stairs(ParallelEnv):
-    metadata = {"name": "stairs_v0"}
-    possible_agents = ["robot_0", "robot_1"]
+def make(render_mode=None):
+    env = ScriptedEnv(Script(max_cycles=1), render_mode)
+    begin = env.reset
 
-    def __init__(self, render_mode=None):
-        self.render_mode = render_mode
+    def reset(seed=None, options=None):
+        if options:
+            env.script = Script(max_cycles=options["height"])
+        return begin(seed)
 
-    def observation_space(self, agent):
-        return spaces.Box(0, 100, (2,))
+    def render():
+        return np.full((8, 8, 3), 20 * env.script.max_cycles + env.steps, np.uint8)
 
-    def action_space(self, agent):
-        return spaces.Discrete(2)
-
-    def reset(self, seed=None, options=None):
-        self.agents, self.at = self.possible_agents[:], 0
-        self.height = (options or {"height": 1})["height"]
-        return self.look(), {agent: {} for agent in self.agents}
-
-    def step(self, actions):
-        self.at += 1
-        over = self.at == self.height
-        flags, alive = dict.fromkeys(self.agents, over), self.agents
-        self.agents = [] if over else alive
-        no = dict.fromkeys(alive, False)
-        return self.look(), dict.fromkeys(alive, 1.0), flags, no, {a: {} for a in alive}
-
-    def look(self):
-        return dict.fromkeys(self.possible_agents, [self.at, self.height])
-
-    def render(self):
-        return np.full((8, 8, 3), 20 * self.height + self.at, np.uint8)
+    env.reset, env.render = reset, render
+    return env
 
 
 def tasks(seed, episode, level):
@@ -82,7 +64,7 @@ def run(*arguments: str) -> tuple[int, str]:
 
 def collected(level: int) -> Any:
     size = ("--episodes", "3", "--workers", "1", "--seed", "0", "--out", "data")
-    code, text = run("collect", "stairs:Stairs", *LEARNS, "--level", str(level), *size)
+    code, text = run("collect", "stairs:make", *LEARNS, "--level", str(level), *size)
     assert code == 0, text
     return open_dataset("data")
 
@@ -95,7 +77,7 @@ def test_a_dataset_has_the_levels() -> None:
 
 def test_episodes_of_a_level_are_played() -> None:
     level = (*LEARNS, "--level", "2", "--episodes", "1")
-    code, text = run("play", "stairs:Stairs", *level)
+    code, text = run("play", "stairs:make", *level)
     assert code == 0, text
     assert re.search(r"│ 0 │ 4 │", text), text
 
@@ -104,7 +86,7 @@ def test_episodes_of_a_level_are_rendered() -> None:
     imageio = pytest.importorskip("imageio.v2", reason="needs the extra video")
     pytest.importorskip("imageio_ffmpeg", reason="needs the extra video")
     options = ("--level", "4", "--episodes", "2", "--no-overlay", "--out", "stairs.gif")
-    code, text = run("render", "stairs:Stairs", *LEARNS, *options)
+    code, text = run("render", "stairs:make", *LEARNS, *options)
     assert code == 0, text
     pictures = [int(p.max()) for p in imageio.mimread("stairs.gif", memtest=False)]
     assert pictures == [120 + at for at in range(7)] * 2
@@ -112,7 +94,7 @@ def test_episodes_of_a_level_are_rendered() -> None:
 
 def test_recorded_episodes_are_drawn_with_their_tasks() -> None:
     collected(1)
-    save = ("data", "--save", "x.html", "--task", "stairs:Stairs")
+    save = ("data", "--save", "x.html", "--task", "stairs:make")
     code, text = run("view", *save, *LEARNS, "--episode", "1")
     assert code == 0, text
     page = Path("x.html").read_text()

@@ -131,10 +131,12 @@ def test_what_the_error_advises_plays_the_run(
 @pytest.mark.processes
 def test_resuming_takes_no_task_from_the_folder(command: Path, proof: Path) -> None:
     task = "workloads.counting:CountingEnv"
+    before = sorted(command.rglob("*"))
     code, text = run("compare", task, "--resume", "--out", command, "--frames=10")
     assert code == 2, text
     assert "a run of another task: env_kwargs.command" in text
     assert not proof.exists()
+    assert sorted(command.rglob("*")) == before
 
 
 @pytest.mark.parametrize("arguments", COMMANDS)
@@ -238,10 +240,12 @@ def test_plain_settings_of_a_run_are_used(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", task, settings, **limit)
     for task in (str(folder), "simple_spread_v3"):
         policy = PolicyRequest(str(folder), False, True, 0)
-        played = what_to_play(task, policy, ["N=4"], None)
-        assert played.task == "simple_spread_v3"
-        assert played.env_kwargs == settings | {"N": 4}
-        assert played.max_frames_per_traj == 3
+        for typed, expected in ((None, 3), (9, 9)):
+            played = what_to_play(task, policy, ["N=4"], typed)
+            assert played.task == "simple_spread_v3"
+            assert played.policy.source == str(folder)
+            assert played.env_kwargs == settings | {"N": 4}
+            assert played.max_frames_per_traj == expected
 
 
 @pytest.mark.parametrize(

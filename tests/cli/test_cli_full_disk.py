@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.datasets import record_here
@@ -101,31 +100,26 @@ PATHS = {
 }
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """Return the full folder, and each action's error and the files that it left."""
-    folder = tmp_path_factory.mktemp("full")
-    options = CountingOptions(image=(40, 44, 3))
-    record_here(folder / "data", lambda: CountingEnv(options), episodes=200)
-    (folder / "small").mkdir()
-    tests = str(Path(__file__).parents[1])
-    process = run_mounted("small", PROGRAM, tests, mebibytes=1, cwd=folder)
-    assert process.returncode == 0, process.stderr
-    return folder / "small", json.loads((folder / "told.json").read_text())
-
-
 @pytest.mark.mounts
-@pytest.mark.parametrize("action", PATHS)
-def test_a_full_disk_error_names_the_file(told: tuple[Path, Any], action: str) -> None:
-    folder, errors = told
-    text, left = errors[action]
-    small = re.escape(str(folder))
-    assert re.search(
-        rf"\[Errno 28\] No space left on device\. Free some space for {small}\S*, or "
-        rf"write to another folder: '{small}/{PATHS[action]}'",
-        text,
-    ), text
-    assert left == []
+def test_each_error_on_a_full_disk_names_its_file_and_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    options = CountingOptions(image=(40, 44, 3))
+    record_here(tmp_path / "data", lambda: CountingEnv(options), episodes=200)
+    (tmp_path / "small").mkdir()
+    tests = str(Path(__file__).parents[1])
+    process = run_mounted("small", PROGRAM, tests, mebibytes=1, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    errors = json.loads((tmp_path / "told.json").read_text())
+    assert errors.keys() == PATHS.keys()
+    small = re.escape(str(tmp_path / "small"))
+    for action, (text, left) in errors.items():
+        assert re.search(
+            r"\[Errno 28\] No space left on device\. Free some space for "
+            rf"{small}\S*, or write to another folder: '{small}/{PATHS[action]}'",
+            text,
+        ), (action, text)
+        assert left == [], action
 
 
 LIMITED = """

@@ -69,14 +69,6 @@ def test_a_folder_stands_for_task_settings_and_policy(trained: Path) -> None:
         assert run("play", *arguments, "--episodes=3") == expected
 
 
-def test_options_replace_those_of_the_run(trained: Path) -> None:
-    played = what_to_play(str(trained), acting("random"), ["max_cycles=50"], 7)
-    assert played.task == TASK
-    assert played.policy.source == "random"
-    assert played.max_frames_per_traj == 7
-    assert played.env_kwargs == {"N": 2, "max_cycles": 50}
-
-
 def test_the_settings_of_a_run_of_another_task_are_not_used(trained: Path) -> None:
     played = what_to_play("other", acting(str(trained)), ["a=1"], None)
     assert (played.env_kwargs, played.max_frames_per_traj) == ({"a": 1}, None)

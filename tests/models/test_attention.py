@@ -1,13 +1,13 @@
 """The network over a set of agents, against a dense computation of each agent alone."""
 
 import copy
-import math
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from model_tools import observe
 from tensordict import TensorDictBase
 from torch import Tensor, nn
@@ -26,19 +26,19 @@ from marl_collect.models import (
     save_policy,
 )
 
-N, F, OUT = 4, 5, 3
+N, INPUTS, OUT = 4, 5, 3
 DOUBLE = torch.float64
 
 
 def network(share_params: bool = True, **options: Any) -> Any:
     defaults: dict[str, Any] = {"num_cells": [7, 6], "num_heads": 2, "absent": -1}
     defaults |= {"centralised": True, "share_params": share_params}
-    return MultiAgentAttention(F, OUT, N, **(defaults | options)).double()
+    return MultiAgentAttention(INPUTS, OUT, N, **(defaults | options)).double()
 
 
 def inputs(*absent: int, rows: int = 3) -> Tensor:
     x = torch.randn(
-        rows, N, F, dtype=DOUBLE, generator=torch.Generator().manual_seed(0)
+        rows, N, INPUTS, dtype=DOUBLE, generator=torch.Generator().manual_seed(0)
     )
     x[..., -1] = 0
     x[:, list(absent), -1] = 1
@@ -46,31 +46,17 @@ def inputs(*absent: int, rows: int = 3) -> Tensor:
 
 
 def dense(layers: Any, x: Tensor, agent: int, present: list[int], heads: int) -> Tensor:
-    """Outputs of one agent of one row ``[N, F]``, with loops over agents and heads."""
+    """Outputs of one agent of one row ``[N, F]``, with torch's attention."""
     encode, project, decode = layers
-    codes = {i: encode(x[i]) for i in {agent, *present}}
-    size = codes[agent].numel()
-    per_head = size // heads
-    rows = {i: project(code) for i, code in codes.items()}
-    parts = []
-    for head in range(heads):
-        begin = head * per_head
-        query = rows[agent][begin : begin + per_head]
-        scores = {
-            i: float(query @ row[size + begin : size + begin + per_head])
-            / math.sqrt(per_head)
-            for i, row in rows.items()
-        }
-        total = sum(math.exp(score) for score in scores.values())
-        parts.append(
-            sum(
-                math.exp(scores[i])
-                / total
-                * row[2 * size + begin : 2 * size + begin + per_head]
-                for i, row in rows.items()
-            )
-        )
-    out: Tensor = decode(torch.cat([codes[agent], *parts]))
+    seen = sorted({agent, *present})
+    codes = encode(x[seen])
+    queries, keys, contents = (
+        part.unflatten(-1, (heads, -1)).transpose(0, 1)
+        for part in project(codes).chunk(3, -1)
+    )
+    attended = F.scaled_dot_product_attention(queries, keys, contents)
+    own = seen.index(agent)
+    out: Tensor = decode(torch.cat([codes[own], attended[:, own].flatten()]))
     return out
 
 

@@ -111,17 +111,6 @@ def test_categories_count_from_the_start_of_their_space() -> None:
     assert features.tolist() == [[1, 0, 0, 0, 1, 1, 0], [0, 0, 1, 1, 0, 0, 1]]
 
 
-def test_images_become_floats_with_channels_first() -> None:
-    image = torch.zeros(2, 3, 4, 5, 3, dtype=torch.uint8)
-    image[..., 1] = 255
-    out = ImageInput(channels_last=True)(image)
-    assert out.shape == (2, 3, 3, 4, 5)
-    assert out.dtype == torch.float32
-    assert out[:, :, 1].min() == 1
-    assert out[:, :, 0].max() == 0
-    assert torch.equal(ImageInput(channels_last=False)(out), out)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_images_are_rounded_once_in_either_order_of_memory(dtype: torch.dtype) -> None:
     """By default channels are last in memory, so that convolutions are faster."""
@@ -129,6 +118,7 @@ def test_images_are_rounded_once_in_either_order_of_memory(dtype: torch.dtype) -
     out = ImageInput(dtype=dtype)(image)
     assert out.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(out, (image.movedim(-1, -3) / 255).to(dtype))
+    assert torch.equal(ImageInput(dtype=dtype, channels_last=False)(out), out)
     other = ImageInput(dtype=dtype, memory_format=torch.contiguous_format)(image)
     assert other.is_contiguous()
     assert torch.equal(other, out)

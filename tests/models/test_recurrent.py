@@ -16,7 +16,6 @@ from marl_collect.models import (
     RecurrentModule,
     set_recurrent_mode,
 )
-from marl_collect.models.recurrent.gru import run_gru
 from marl_collect.weights.materialize import infer_lazy, materialize, meta_tensors
 
 SETUPS = list(itertools.product([False, True], [False, True]))
@@ -115,20 +114,39 @@ def test_training_costs_twice_as_much_for_twice_as_many_steps(
 @pytest.mark.parametrize("kind", [MultiAgentGRU, MultiAgentLSTM])
 @pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
 @pytest.mark.parametrize("batch", [(), (2, 5)])
-def test_single_steps_equal_the_sequence_with_resets(
-    kind: Any, centralised: bool, share_params: bool, batch: Any
+@pytest.mark.parametrize("resets", [False, True])
+def test_single_steps_equal_the_sequence_and_its_gradients(
+    kind: Any, centralised: bool, share_params: bool, batch: Any, resets: bool
 ) -> None:
     net = build(kind, centralised, share_params).double()
-    x = torch.randn(*batch, T, N, INPUTS, dtype=torch.float64)
-    is_init = torch.rand(*batch, T, 1) > 0.7
-    states = states_of(net, *batch)
-    sequence = net(x, *states, is_init=is_init, sequence=True)
-    time = len(batch)
+    x = torch.randn(*batch, T, N, INPUTS, dtype=torch.float64, requires_grad=True)
+    is_init = torch.rand(*batch, T, 1) > 0.7 if resets else None
+    first = [state.requires_grad_() for state in states_of(net, *batch)]
+    sequence = net(x, *first, is_init=is_init, sequence=True)
+    time, states, steps = len(batch), first, []
     for t in range(T):
-        x_t, init_t = x.select(time, t), is_init.select(time, t)
-        out, *states = net(x_t, *states, is_init=init_t)
-        for actual, expected in zip((out, *states), sequence, strict=True):
-            torch.testing.assert_close(actual, expected.select(time, t))
+        begins = None if is_init is None else is_init.select(time, t)
+        out, *states = net(x.select(time, t), *states, is_init=begins)
+        steps.append((out, *states))
+    stacked = [torch.stack(parts, time) for parts in zip(*steps, strict=True)]
+    weights = [torch.randn_like(part) for part in stacked]
+    tensors = [x, *first, *net.parameters()]
+    found = []
+    for outputs in (sequence, stacked):
+        once, again = (
+            torch.autograd.grad(
+                outputs,
+                tensors,
+                weights,
+                retain_graph=True,
+                create_graph=differentiable,
+            )
+            for differentiable in (False, True)
+        )
+        twice = torch.autograd.grad([g.square().sum() for g in again], tensors)
+        found.append([*outputs, *once, *again, *twice])
+    for actual, expected in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("kind", [MultiAgentGRU, MultiAgentLSTM])
@@ -262,29 +280,6 @@ def test_a_lazy_module_is_inferred_from_a_fake_frame() -> None:
     ready = materialize(infer_lazy(module, frames((1,))), seed=0)
     assert not meta_tensors(ready)
     assert ready(frames((2,)))["walker", "embedding"].shape == (2, N, UNITS)
-
-
-def inputs(agents: tuple[int, ...], resets: bool) -> list[Any]:
-    frames, rows, units = 4, 3, 2
-    shapes: list[Any] = [
-        (frames, *agents, rows, 3 * units),
-        (*agents, rows, units),
-        (*agents, units, 3 * units),
-        (*agents, 1, 3 * units) if agents else (3 * units,),
-    ]
-    double: Any = {"dtype": torch.float64, "requires_grad": True}
-    tensors = [torch.randn(shape, **double) for shape in shapes]
-    shape = (frames, *(1 for _ in agents), rows, 1)
-    keep = (torch.rand(shape) > 0.5).double() if resets else None
-    return [*tensors[:2], keep, *tensors[2:]]
-
-
-@pytest.mark.parametrize("agents", [(), (2,)])
-@pytest.mark.parametrize("resets", [False, True])
-def test_gradients_are_of_differences(agents: tuple[int, ...], resets: bool) -> None:
-    given = inputs(agents, resets)
-    assert torch.autograd.gradcheck(run_gru, given)
-    assert torch.autograd.gradgradcheck(run_gru, given)
 
 
 def trained(net: Any, x: Tensor, is_init: Tensor | None) -> list[Tensor]:

@@ -4,18 +4,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
-from tensordict import TensorDict
-from torch import nn
 from workloads.counting import CountingEnv
 from workloads.pair import PairEnv
 
 from marl_collect import Collector, describe
-from marl_collect.core.description import EnvDescription, GroupDescription
-from marl_collect.core.groups import RESERVED
 from marl_collect.envs import PettingZooWrapper
 from marl_collect.models import make_critic, make_policy, save_policy
 from marl_collect.training import ppo
@@ -48,9 +42,7 @@ def pair() -> PettingZooWrapper:
 
 def learner_of(factory: Any, name: str = "ippo-local-shared", **settings: Any) -> Any:
     options = TrainingOptions().with_settings(SETTINGS | settings)
-    known = isinstance(factory, EnvDescription)
-    description = factory if known else describe(factory)
-    return make_learner(description, Setup.parse(name), options, 0)
+    return make_learner(describe(factory), Setup.parse(name), options, 0)
 
 
 def batch_of(factory: Any, learner: Any) -> Any:
@@ -145,13 +137,6 @@ def test_a_gpu_learns_what_the_cpu_does(name: str, options: dict[str, Any]) -> N
     assert metrics == pytest.approx(reference, rel=1e-2, abs=1e-3, nan_ok=True)
 
 
-def test_the_learning_rate_decays_with_the_frames() -> None:
-    settings: dict[str, Any] = {"ppo.anneal": True, "ppo.lr": 0.1}
-    learner = learner_of(CountingEnv, **settings)
-    metrics = learner.update(batch_of(CountingEnv, learner), progress=0.75)
-    assert metrics["lr"] == pytest.approx(0.025)
-
-
 @pytest.mark.parametrize("recurrent", [None, "gru"])
 def test_pictures_of_few_frames_are_criticised_at_once(
     recurrent: str | None, monkeypatch: pytest.MonkeyPatch
@@ -168,39 +153,6 @@ def test_pictures_of_few_frames_are_criticised_at_once(
     learner.prepare(batch)
     assert max(sizes) == 5
     assert sum(sizes) == 2 * batch.numel()
-
-
-NAMES = sorted({*dir(nn.Module()), *dir(nn.ModuleDict())} - RESERVED)
-
-
-@pytest.mark.parametrize("setup", ["ippo-local-shared", "mappo-local-shared"])
-def test_groups_may_have_the_names_of_attributes_of_modules(setup: str) -> None:
-    box, size = spaces.Box(0, 9, (2,), np.float32), [1, 12, 1]
-    flags = dict.fromkeys(("done", "terminated", "truncated"), torch.zeros(1, 12, 1, 1))
-    flags = {key: flag.bool() for key, flag in flags.items()}
-    for start in range(0, len(NAMES), 20):
-        names = [*NAMES[start : start + 20], "team.red"]
-        description = EnvDescription(
-            "named",
-            {n: GroupDescription((f"{n}_0",), box, spaces.Discrete(2)) for n in names},
-        )
-        learner = learner_of(description, setup)
-
-        def frames(names: list[str] = names, **more: Any) -> Any:
-            leaves = {"observation": torch.rand(*size, 2), **flags, **more}
-            groups = {n: TensorDict(dict(leaves), size) for n in names}
-            return TensorDict({**groups, "done": flags["done"][..., 0]}, size[:2])
-
-        with torch.no_grad():
-            batch = learner.policy(frames())
-        batch["next"] = frames(reward=torch.rand(*size, 1))
-        batch["next", "terminated"] = batch["next", "done"]
-        before = [p.clone() for p in learner.parameters()]
-        metrics = learner.update(batch, 0.0)
-        assert metrics["grad_norm"] > 0
-        after = list(learner.parameters())
-        changed = [bool((a != b).any()) for a, b in zip(after, before, strict=True)]
-        assert all(changed)
 
 
 @pytest.mark.accelerator
@@ -263,20 +215,6 @@ def test_a_checkpoint_has_the_filled_rows_of_the_buffer(tmp_path: Path) -> None:
     learner.update(batch_of(HUNTERS, learner), progress=0.5)
     torch.save(learner.state_dict(), path)
     assert path.stat().st_size < empty + 1_000_000  # A row has about 200 bytes.
-
-
-def test_far_observations_do_not_raise_the_weights_of_the_mixture() -> None:
-    learner = learner_of(HUNTERS, "qmix-local-shared")
-    data = (
-        batch_of(HUNTERS, learner)["hunter", "observation"].reshape(60, 2, -1).float()
-    )
-
-    def weights(observation: Any) -> Any:
-        values = torch.ones(*observation.shape[:-1], 1, requires_grad=True)
-        team = learner.mixer(values, observation).sum()
-        return torch.autograd.grad(team, values)[0]
-
-    assert weights(1000 * data).max() <= 1.1 * weights(data + 1e-3).max()
 
 
 def test_mixing_gain_scales_the_initial_weights_of_mixer_and_target() -> None:

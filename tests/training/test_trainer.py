@@ -216,25 +216,24 @@ class SignalAt(StopAt):
         self.told += 1
 
 
-@pytest.mark.parametrize(
-    ("number", "evaluation"),
-    [(signal.SIGINT, False), (signal.SIGTERM, True)],
-    ids=["batch", "evaluation"],
-)
-def test_a_signal_loses_nothing(number: int, evaluation: bool, tmp_path: Path) -> None:
+def test_a_signal_in_a_batch_or_an_evaluation_loses_nothing(tmp_path: Path) -> None:
     task, setup = task_of(HUNTERS), Setup.parse("mappo-local-shared")
     straight = Trainer(task, setup, COUNTING, 3, tmp_path / "straight").run()
-    watcher = SignalAt(number, 120 if evaluation else 160, evaluation=evaluation)
-    path = tmp_path / "stopped"
-    with Interruption() as interruption, pytest.raises(KeyboardInterrupt):
-        Trainer(task, setup, COUNTING, 3, path, watcher, interruption).run()
-    assert watcher.told == (0 if evaluation else 1)
-    assert watcher.goes_on  # As loggers must, or they could wait for ever at their end.
-    checkpoint = RunFolder(path).read_checkpoint(LAST)
-    assert checkpoint["rows"] == len(RunFolder(path).rows()) == (3 if evaluation else 4)
-    resumed = Trainer(task, setup, COUNTING, 3, path).run()
-    for record in ("best", "last"):
-        assert resumed[record] == straight[record]
+    for number, frames, evaluation in (
+        (signal.SIGINT, 160, False),
+        (signal.SIGTERM, 120, True),
+    ):
+        watcher = SignalAt(number, frames, evaluation=evaluation)
+        path = tmp_path / str(frames)
+        with Interruption() as interruption, pytest.raises(KeyboardInterrupt):
+            Trainer(task, setup, COUNTING, 3, path, watcher, interruption).run()
+        assert watcher.told == (0 if evaluation else 1)
+        assert watcher.goes_on  # As loggers must, or they could wait for ever.
+        rows = RunFolder(path).read_checkpoint(LAST)["rows"]
+        assert rows == len(RunFolder(path).rows()) == frames // 40
+        resumed = Trainer(task, setup, COUNTING, 3, path).run()
+        for record in ("best", "last"):
+            assert resumed[record] == straight[record]
 
 
 NUMBERS = partial(pair, continuous=True)

@@ -51,6 +51,17 @@ RUNS = {
 }
 CURRICULUM = "lbforaging_curriculum"
 
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, name: str, settings: str, folder: Path, *more: str
+) -> None:
+    """Run an example as a script that writes to a folder."""
+    script = str(EXAMPLES / f"{name}.py")
+    arguments = [script, *settings.split(), "--out", str(folder), *more]
+    monkeypatch.setattr(sys, "argv", arguments)
+    runpy.run_path(script, run_name="__main__")
+
+
 on_ray = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(500)]
 
 
@@ -64,13 +75,6 @@ def test_an_example_prints_progress_and_writes_its_table_and_policy(
     pytest.importorskip(library)
     if library == "ray":
         request.getfixturevalue("cluster")  # The example uses this process's Ray.
-    arguments = [
-        str(EXAMPLES / f"{name.split(maxsplit=1)[0]}.py"),
-        *settings.split(),
-        "--out",
-        str(tmp_path),
-    ]
-    monkeypatch.setattr(sys, "argv", arguments)
     table, batch_done = tmp_path / PROGRESS, Checkpoint.batch_done
     table_exists = []
 
@@ -79,7 +83,7 @@ def test_an_example_prints_progress_and_writes_its_table_and_policy(
         batch_done(checkpoint)
 
     monkeypatch.setattr(Checkpoint, "batch_done", note)
-    runpy.run_path(arguments[0], run_name="__main__")
+    run(monkeypatch, name.split(maxsplit=1)[0], settings, tmp_path)
     printed = capsys.readouterr().out
     assert len(printed.splitlines()) >= 1
     # The table grows while the example trains; this one has no checkpoint.
@@ -104,20 +108,13 @@ def test_an_interrupted_example_goes_on_exactly(
         os.kill(os.getpid(), signal.SIGINT)
         batch_done(checkpoint)
 
-    def run(folder: str, *extra_arguments: str) -> None:
-        script = str(EXAMPLES / f"{name}.py")
-        out = tmp_path / folder
-        arguments = [script, *settings.split(), "--out", str(out), *extra_arguments]
-        monkeypatch.setattr(sys, "argv", arguments)
-        runpy.run_path(script, run_name="__main__")
-
-    run("straight")
+    run(monkeypatch, name, settings, tmp_path / "straight")
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "batch_done", batch_done_after_a_signal)
         with pytest.raises(SystemExit) as excinfo:
-            run("stopped")
+            run(monkeypatch, name, settings, tmp_path / "stopped")
     assert excinfo.value.code == 130
-    run("stopped", "--resume")
+    run(monkeypatch, name, settings, tmp_path / "stopped", "--resume")
     files = [tmp_path / folder / "policy.pt" for folder in ("straight", "stopped")]
     straight, resumed = (load_policy(file).state_dict() for file in files)
     assert all(torch.equal(value, resumed[key]) for key, value in straight.items())
@@ -129,14 +126,10 @@ def test_the_example_of_a_curriculum_trains_every_kind_and_raises_the_level(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("lbforaging")
-    script = str(EXAMPLES / f"{CURRICULUM}.py")
     settings = "--seeds 3 --frames 1600 --batch 800 --every 1 --games 10 --good -1"
-    monkeypatch.setattr(
-        sys, "argv", [script, *settings.split(), "--out", str(tmp_path)]
-    )
     threads = torch.get_num_threads()
     try:
-        runpy.run_path(script, run_name="__main__")
+        run(monkeypatch, CURRICULUM, settings, tmp_path)
     finally:
         torch.set_num_threads(threads)
     levels = {"curriculum": ["1", "2"], "uniform": ["0", "0"], "hardest": ["4", "4"]}
@@ -172,8 +165,6 @@ def test_an_example_refuses_what_would_give_wrong_results(
     (tmp_path / "data").mkdir()
     make_env = partial(PettingZooEnv, "simple_spread_v3")
     save_policy(tmp_path / "other.pt", make_policy(make_env), make_env)
-    arguments = [name, *settings.split(), "--out", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", arguments)
     with pytest.raises(SystemExit) as raised:
-        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        run(monkeypatch, name, settings, tmp_path)
     assert message in f"{raised.value}{capsys.readouterr().err}"
