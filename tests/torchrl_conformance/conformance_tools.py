@@ -1,7 +1,7 @@
 """What both implementations run: one environment, its policies, and their names."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +10,7 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+import pytest
 import torch
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
@@ -20,11 +21,12 @@ from torch import nn
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+IMPLEMENTATIONS = ("marl_collect", "torchrl")
 LENGTH = 5
 WALKERS = ("walker_0", "walker_1")
-GROUPS = {"walker": list(WALKERS), "goal": ["goal_0"]}
 MODELS = ("MultiAgentMLP", "MultiAgentConvNet", "VDNMixer", "QMixer")
 OBSERVATION, ACTION = ("walker", "observation"), ("walker", "action")
+IDS = ("collector", "traj_ids")
 
 
 class Walk(ParallelEnv):
@@ -245,6 +247,44 @@ def times(batch: Any) -> torch.Tensor:
     """Return the time of every frame, as the first walker observes it."""
     numbers: torch.Tensor = batch[OBSERVATION][..., 0, 0]
     return numbers
+
+
+def check_same(build: Callable[[Implementation], Iterable[Any]]) -> None:
+    """Check that both libraries build TensorDicts with the same entries.
+
+    The random number of an observation depends on seeds, which each library derives in
+    its own way, so it is not compared. Trajectories are numbered as they appear.
+    """
+    pytest.importorskip("torchrl")
+    ours, theirs = (comparable(build(Implementation(name))) for name in IMPLEMENTATIONS)
+    for actual, expected in zip(ours, theirs, strict=True):
+        # TorchRL does not name the dimensions of some results.
+        assert expected.names in (actual.names, [None] * expected.ndim)
+        assert set(actual.keys(True)) == set(expected.keys(True))
+        for key, value in expected.items(True):
+            if not isinstance(value, torch.Tensor):
+                assert actual[key].batch_size == value.batch_size, key
+                continue
+            assert actual[key].dtype == value.dtype, key
+            assert torch.equal(actual[key], value), key
+        assert actual.batch_size == expected.batch_size
+
+
+def comparable(tds: Iterable[Any]) -> list[Any]:
+    """Return copies without what depends on seeds or numberings."""
+    copies = [td.clone() for td in tds]
+    numbers: dict[int, int] = {}
+    for td in copies:
+        for key in td.keys(True, True):
+            if key[-1] == "observation":
+                td[key] = td[key][..., :2]
+            elif key == IDS:
+                rows = [
+                    numbers.setdefault(i, len(numbers))
+                    for i in td[key].flatten().tolist()
+                ]
+                td[key] = torch.tensor(rows).view(td[key].shape)
+    return copies
 
 
 @contextmanager

@@ -70,7 +70,7 @@ class Difference:
         """What the test raises."""
         return RAISES.get(self.test, AssertionError)
 
-    def covers(self, test_id: str, implementation: str) -> bool:
+    def covers(self, test_id: str, implementation: str | None) -> bool:
         """Return whether a test item is expected to fail."""
         if implementation != self.fails:
             return False

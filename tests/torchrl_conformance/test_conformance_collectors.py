@@ -7,17 +7,17 @@ import pytest
 import torch
 from conformance_tools import (
     ACTION,
+    IDS,
     LENGTH,
     OBSERVATION,
     Implementation,
+    check_same,
     times,
     weight_policy,
     with_value,
 )
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
-
-IDS = ("collector", "traj_ids")
 
 
 def first(collector: Any, batches: int = 1) -> list[Any]:
@@ -31,37 +31,96 @@ def first(collector: Any, batches: int = 1) -> list[Any]:
     return collected
 
 
-def needs(implementation: Implementation, option: str) -> None:
-    """Skip a test of an option that this version of TorchRL lacks."""
+def needs(implementation: Implementation, *options: str) -> None:
+    """Skip a test of options that this version of TorchRL lacks."""
     parameters = inspect.signature(implementation.Collector.__init__).parameters
-    if implementation.name == "torchrl" and option not in parameters:
+    if implementation.name == "torchrl" and not parameters.keys() >= set(options):
         pytest.skip("needs a TorchRL that has this option")
 
 
-def two_batches(implementation: Implementation) -> Any:
-    """Return two batches of ten frames of two environments, with random actions."""
-    return first(implementation.collector(None, weight_policy()), 2)
+def shorter(batch: Any) -> Any:
+    return batch[:, :3]
 
 
-@pytest.fixture
-def batches(implementation: Any, shared: Any) -> Any:
-    """Return two batches that all tests of a library share."""
-    return shared(two_batches, implementation)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"frames_per_batch": 6},
+        {"frames_per_batch": 7},
+        {"init_random_frames": None},
+        {"init_random_frames": 0},
+        {"init_random_frames": -1},
+        {"frames_per_batch": 6, "set_truncated": True},
+        {"postproc": shorter},
+        {"frames_per_batch": 14, "split_trajs": True},
+        {"trajs_per_batch": 3, "traj_format": "padded"},
+        {"trajs_per_batch": 3, "traj_format": "cat"},
+        {"track_traj_ids": False},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_batches_are_the_same(options: Any) -> None:
+    check_batches(weight_policy(), **options)
 
 
-def test_a_batch_has_environments_and_time(batches: Any) -> None:
-    for batch in batches:
-        assert batch.batch_size == (2, 10)
-        assert batch.names[-1] == "time"
-        assert not batch["done"].any()
-        assert batch["next", "done"].sum() == 4
-    assert (batches[0][ACTION] == 1).all()
-    assert (batches[0]["next", "walker", "reward"] == 2).all()
+def check_batches(policy: Any, **options: Any) -> None:
+    def collect(implementation: Implementation) -> list[Any]:
+        needs(implementation, *options)
+        make = implementation.batch_of(2, zoo_use_mask=True)
+        return first(implementation.collector(make, policy, **options), 2)
+
+    check_same(collect)
+
+
+def function(td: Any) -> Any:
+    """Act with 2, as a function of a TensorDict."""
+    for group in ("walker", "goal"):
+        observed = td[group, "observation"]
+        td[group, "action"] = torch.full(observed.shape[:-1], 2)
+    return td
+
+
+def squares() -> Any:
+    """Return a policy with an output that is kept, and one that is not."""
+    keys = [("walker", name) for name in ("square", "_square")]
+    outputs = [
+        TensorDictModule(lambda seen: seen[..., :2] ** 2, [OBSERVATION], [key])
+        for key in keys
+    ]
+    return TensorDictSequential(*outputs, weight_policy())
+
+
+def counting(td: Any) -> Any:
+    """Count frames in what is written, and tell the shapes of the TensorDict."""
+    before = td.get("count", None)
+    before = torch.zeros(*td.shape, 1) if before is None else before
+    td["count"] = before + 1
+    td["walker", "ones"] = torch.ones(td["walker"].batch_size)
+    return function(td)
+
+
+def apart(td: Any) -> Any:
+    """Return the actions in another TensorDict."""
+    td = function(td.clone())
+    groups = ("walker", "goal")
+    actions = {group: td.select((group, "action"))[group] for group in groups}
+    return TensorDict(actions, td.batch_size)
+
+
+@pytest.mark.parametrize("policy", [function, squares(), counting, apart])
+def test_batches_of_any_policy_are_the_same(policy: Any) -> None:
+    check_batches(policy)
+
+
+def test_batches_of_a_policy_factory_are_the_same() -> None:
+    check_batches(None, policy_factory=weight_policy)
 
 
 def test_a_batch_has_the_keys_of_rollout_and_trajectories(
-    implementation: Any, batches: Any
+    implementation: Any,
 ) -> None:
+    (batch,) = first(implementation.collector(None, weight_policy()))
     flags = ("done", "terminated", "truncated")
     names: list[tuple[str, ...]] = [(flag,) for flag in flags]
     for group in ("walker", "goal"):
@@ -69,41 +128,9 @@ def test_a_batch_has_the_keys_of_rollout_and_trajectories(
     rewards = {("next", group, "reward") for group in ("walker", "goal")}
     actions = {(group, "action") for group in ("walker", "goal")}
     expected = set(names) | {("next", *name) for name in names} | rewards | actions
-    keys = batches[0].keys(include_nested=True, leaves_only=True)
+    keys = batch.keys(include_nested=True, leaves_only=True)
     actual = {key if isinstance(key, tuple) else (key,) for key in keys}
     assert actual == expected | {IDS}
-
-
-def test_the_next_frame_begins_where_the_last_ended(batches: Any) -> None:
-    frames = torch.cat(batches, 1)
-    ahead, root = frames["next"][:, :-1], frames[:, 1:]
-    over = ahead["done"][..., 0]
-    assert torch.equal(ahead[OBSERVATION][~over], root[OBSERVATION][~over])
-    assert not times(root)[over].any()
-
-
-def test_a_trajectory_has_one_id_across_batches(batches: Any) -> None:
-    frames = torch.cat(batches, 1)
-    ids = frames[IDS]
-    assert ids.dtype == torch.int64
-    assert ids.shape == frames.shape
-    changes = ids[:, 1:] != ids[:, :-1]
-    assert torch.equal(changes, frames["next", "done"][:, :-1, 0])
-    assert len(ids.unique()) == 2 * 20 // LENGTH
-
-
-def test_a_trajectory_continues_in_the_next_batch(implementation: Any) -> None:
-    batch, next_batch = first(
-        implementation.collector(None, None, frames_per_batch=6), 2
-    )
-    assert times(batch).tolist() == 2 * [[0, 1, 2]]
-    assert times(next_batch).tolist() == 2 * [[3, 4, 0]]
-    assert torch.equal(batch[IDS][:, -1], next_batch[IDS][:, 0])
-
-
-def test_frames_are_rounded_up_to_whole_steps(implementation: Any) -> None:
-    (batch,) = first(implementation.collector(None, None, frames_per_batch=7))
-    assert batch.shape == (2, 4)
 
 
 def test_one_environment_has_no_batch_dimension(implementation: Any) -> None:
@@ -133,39 +160,9 @@ def test_without_a_policy_actions_are_random(implementation: Any) -> None:
     assert batch[ACTION].unique().tolist() == [0, 1, 2, 3]
 
 
-def test_a_factory_builds_the_policy(implementation: Any) -> None:
-    collector = implementation.collector(None, policy_factory=weight_policy)
-    (batch,) = first(collector)
-    assert (batch[ACTION] == 1).all()
-
-
 def test_policy_and_factory_together_are_a_type_error(implementation: Any) -> None:
     with pytest.raises(TypeError):
         implementation.collector(None, weight_policy(), policy_factory=weight_policy)
-
-
-def function(td: Any) -> Any:
-    """Act with 2, as a function of a TensorDict."""
-    for group in ("walker", "goal"):
-        observed = td[group, "observation"]
-        td[group, "action"] = torch.full(observed.shape[:-1], 2)
-    return td
-
-
-def test_a_policy_may_be_a_function(implementation: Any) -> None:
-    (batch,) = first(implementation.collector(None, function))
-    assert (batch[ACTION] == 2).all()
-
-
-def test_outputs_of_the_policy_are_kept_without_an_underscore(
-    implementation: Any,
-) -> None:
-    keys = [("walker", name) for name in ("square", "_square")]
-    squares = [TensorDictModule(torch.square, [OBSERVATION], [key]) for key in keys]
-    policy = TensorDictSequential(*squares, weight_policy())
-    (batch,) = first(implementation.collector(None, policy))
-    assert torch.equal(batch["walker", "square"], batch[OBSERVATION] ** 2)
-    assert ("walker", "_square") not in batch.keys(True)
 
 
 def test_long_trajectories_are_truncated(implementation: Any) -> None:
@@ -194,13 +191,6 @@ def test_the_first_frames_may_be_random(implementation: Any) -> None:
     assert (collected[2][ACTION] == 1).all()
 
 
-@pytest.mark.parametrize("off", [None, 0, -1])
-def test_no_random_frames(implementation: Any, off: Any) -> None:
-    collector = implementation.collector(None, weight_policy(), init_random_frames=off)
-    (batch,) = first(collector)
-    assert (batch[ACTION] == 1).all()
-
-
 def test_environments_may_be_reset_for_every_batch(implementation: Any) -> None:
     collector = implementation.collector(
         None, None, frames_per_batch=6, reset_at_each_iter=True
@@ -210,37 +200,6 @@ def test_environments_may_be_reset_for_every_batch(implementation: Any) -> None:
     assert not set(batch[IDS].flatten().tolist()) & set(
         next_batch[IDS].flatten().tolist()
     )
-
-
-def test_the_last_frame_may_be_truncated(implementation: Any) -> None:
-    collector = implementation.collector(
-        None, None, frames_per_batch=6, set_truncated=True
-    )
-    batch, next_batch = first(collector, 2)
-    for group in ((), ("walker",)):
-        assert batch[("next", *group, "truncated")][:, -1].all()
-        assert batch[("next", *group, "done")][:, -1].all()
-        assert not batch[("next", *group, "truncated")][:, :-1].any()
-    assert times(next_batch)[:, 0].tolist() == [3, 3]
-
-
-def test_a_function_may_change_every_batch(implementation: Any) -> None:
-    def shorter(batch: Any) -> Any:
-        return batch[:, :3]
-
-    (batch,) = first(implementation.collector(None, None, postproc=shorter))
-    assert batch.shape == (2, 3)
-
-
-def test_batches_may_be_split_into_trajectories(implementation: Any) -> None:
-    collector = implementation.collector(
-        None, None, frames_per_batch=14, split_trajs=True
-    )
-    (batch,) = first(collector)
-    assert batch.shape == (4, LENGTH)
-    mask = batch["collector", "mask"]
-    assert sorted(mask.sum(-1).tolist()) == [2, 2, 5, 5]
-    assert not batch["next", "walker", "reward"][~mask].any()
 
 
 @pytest.mark.parametrize("kind", ["RANDOM", "DETERMINISTIC", "MODE", "MEAN", None])
@@ -367,34 +326,11 @@ def test_a_replay_buffer_gets_the_frames(implementation: Any) -> None:
     assert replay.sample()[OBSERVATION].shape == (4, 2, 3)
 
 
-@pytest.mark.parametrize("form", ["padded", "cat"])
-def test_whole_trajectories_may_be_padded_or_concatenated(
-    implementation: Any, form: str
-) -> None:
-    needs(implementation, "traj_format")
-    collector = implementation.collector(
-        None, None, trajs_per_batch=3, traj_format=form
-    )
-    (batch,) = first(collector)
-    if form == "padded":
-        assert batch["collector", "mask"].all()
-        assert batch.shape == (3, LENGTH)
-        batch = batch.reshape(-1)
-    assert batch.shape == (3 * LENGTH,)
-    assert times(batch).tolist() == 3 * list(range(LENGTH))
-
-
 def test_next_observations_may_be_left_out(implementation: Any) -> None:
     needs(implementation, "compact_obs")
     (batch,) = first(implementation.collector(None, None, compact_obs=True))
     assert ("next", *OBSERVATION) not in batch.keys(True)
     assert ("next", "walker", "reward") in batch.keys(True)
-
-
-def test_trajectories_need_not_be_tracked(implementation: Any) -> None:
-    needs(implementation, "track_traj_ids")
-    (batch,) = first(implementation.collector(None, None, track_traj_ids=False))
-    assert "collector" not in batch.keys()
 
 
 def test_hooks_run_before_and_after_a_batch(implementation: Any) -> None:
@@ -414,35 +350,6 @@ def test_the_death_of_an_agent_does_not_end_a_trajectory(implementation: Any) ->
     make = implementation.batch_of(2, death=2, zoo_use_mask=True, zoo_done_on_any=False)
     (batch,) = first(implementation.collector(make, None))
     assert len(batch[IDS].unique()) == 2 * 10 // LENGTH
-
-
-def test_the_policy_acts_on_a_tensordict_with_the_environments(
-    implementation: Any,
-) -> None:
-    shapes = []
-
-    def policy(td: Any) -> Any:
-        shapes.append((td.batch_size, td["walker"].batch_size))
-        return function(td)
-
-    first(implementation.collector(None, policy))
-    assert shapes[-1] == ((2,), (2, 2))
-
-
-def test_a_policy_may_return_another_tensordict(implementation: Any) -> None:
-    def policy(td: Any) -> Any:
-        td = function(td.clone())
-        return TensorDict(
-            {
-                group: td.select((group, "action"))[group]
-                for group in ("walker", "goal")
-            },
-            td.batch_size,
-        )
-
-    (batch,) = first(implementation.collector(None, policy))
-    assert (batch[ACTION] == 2).all()
-    assert OBSERVATION in batch.keys(True)
 
 
 def test_shutdown_may_be_repeated(implementation: Any) -> None:
@@ -478,18 +385,6 @@ def test_a_batch_can_be_asked_for(implementation: Any) -> None:
     collector = implementation.collector(None, None)
     assert collector.next().shape == (2, 10)
     collector.shutdown()
-
-
-def test_the_policy_reads_what_it_wrote_in_the_last_frame(implementation: Any) -> None:
-    def policy(td: Any) -> Any:
-        before = td.get("count", None)
-        before = torch.zeros(*td.shape, 1) if before is None else before
-        td["count"] = before + 1
-        return function(td)
-
-    (batch,) = first(implementation.collector(None, policy))
-    steps = batch["count"][:, 1:] - batch["count"][:, :-1]
-    assert (steps == 1).all()
 
 
 def test_a_state_under_next_is_read_in_the_next_frame(implementation: Any) -> None:

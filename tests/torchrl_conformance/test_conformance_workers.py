@@ -7,6 +7,7 @@ import pytest
 import torch
 from conformance_tools import (
     ACTION,
+    IDS,
     LENGTH,
     OBSERVATION,
     Implementation,
@@ -17,8 +18,6 @@ from conformance_tools import (
 )
 
 pytestmark = pytest.mark.processes
-
-IDS = ("collector", "traj_ids")
 
 
 class Running:
