@@ -207,6 +207,16 @@ def test_a_room_does_not_import_what_it_must_do_without() -> None:
     }
 
 
+def test_only_the_bridge_imports_torchrl() -> None:
+    users = {
+        room(module)
+        for module, path in sources().items()
+        for name in imported(ast.walk(parsed(path)))
+        if name.partition(".")[0] == "torchrl"
+    }
+    assert users == {"interop"}
+
+
 def test_the_engine_imports_no_module_above_it_by_its_name() -> None:
     names = {
         (module, argument.value)

@@ -313,16 +313,6 @@ def test_an_interrupted_run_is_resumed(
     assert {e["status"] for e in load(path)["experiments"].values()} == {"not run"}
 
 
-@pytest.mark.processes
-def test_the_fastest_of_a_grid_is_measured() -> None:
-    steady = System("fake_steady")
-    candidates = {"x": {"broken": System("fake_ending"), "steady": steady}}
-    result = Experiment("a", "a", {}, 1, candidates=candidates).run(0.1, print)
-    assert result["grids"]["x"]["best"] == "steady"
-    assert "no such thing" in result["grids"]["x"]["errors"]["broken"]
-    assert result["systems"]["x"]["system"]["runner"] == "fake_steady"
-
-
 def test_the_fastest_is_chosen_by_ratios_within_a_round() -> None:
     # The second has the higher median, but is slower in two of three rounds.
     relative = beside_the_others({"a": [10, 1, 5], "b": [9, 0.9, 5.5], "c": [None] * 3})
@@ -332,14 +322,18 @@ def test_the_fastest_is_chosen_by_ratios_within_a_round() -> None:
 
 
 @pytest.mark.processes
-def test_the_fastest_of_a_grid_is_chosen_by_the_requested_rate() -> None:
-    grid = {name: System(f"fake_{name}") for name in ("steady", "restful", "unfit")}
+def test_the_fastest_of_a_grid_by_the_requested_rate_is_measured() -> None:
+    names = ("ending", "steady", "restful", "unfit")
+    grid = {name: System(f"fake_{name}") for name in names}
     labels = {"x": grid, "y": grid}
     experiment = Experiment("a", "a", {}, 1, candidates=labels, fastest_by={"y": "own"})
-    grids = experiment.run(0.1, print)["grids"]
+    result = experiment.run(0.1, print)
+    grids = result["grids"]
+    assert "no such thing" in grids["x"]["errors"]["ending"]
     assert (grids["x"]["best"], grids["x"]["by"]) == ("steady", "rate")
     assert (grids["y"]["best"], grids["y"]["by"]) == ("restful", "own")
     assert grids["y"]["rates"]["unfit"] is None
+    assert result["systems"]["x"]["system"]["runner"] == "fake_steady"
 
 
 def test_unsupported_options_of_a_runner_are_errors() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from model_tools import observe
 from torch import nn
 
 from marl_collect.core.description import EnvDescription, GroupDescription
@@ -25,16 +26,6 @@ def describe(*names: str) -> EnvDescription:
     return EnvDescription("named", dict.fromkeys(names, group))
 
 
-def frame(description: EnvDescription) -> Any:
-    from tensordict import TensorDict
-
-    groups = {
-        name: TensorDict({"observation": torch.rand(4, 2, 3)}, [4, 2])
-        for name in description.groups
-    }
-    return TensorDict(groups, [4])
-
-
 def test_there_are_names_to_try() -> None:
     assert {"train", "type", "half", "children", "keys", "to", "training"} < set(TAKEN)
 
@@ -42,7 +33,7 @@ def test_there_are_names_to_try() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_any_group_name_works_in_policies_and_critics(name: str) -> None:
     description = describe(name, "other")
-    data = make_policy(description, num_cells=(4,))(frame(description))
+    data = make_policy(description, num_cells=(4,))(observe(description, 4))
     assert data[name, "action"].shape == (4, 2)
     for centralised in (False, True):
         critic = make_critic(description, centralised=centralised, num_cells=(4,))
