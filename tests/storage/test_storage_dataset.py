@@ -213,6 +213,7 @@ def test_a_listing_that_overlaps_a_join_is_repeated(
     assert read(path if use == "open" else target) == frames_of(*batches)
 
 
+Location = tuple[str, dict[str, Any]]
 STORAGE = "import marl_collect.storage as m; m.{}"
 COMMAND = "sys.argv[1:] = {}; import marl_collect.cli.main as m; m.main()"
 
@@ -250,7 +251,7 @@ def server() -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture(params=["folder", "memory", "s3"])
-def location(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Any]:
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
     """Where nothing is, and the options of its file system."""
     name = uuid.uuid4().hex
     MemoryFileSystem.clear_instance_cache()  # What was patched stays in an instance.
@@ -285,7 +286,7 @@ def local(tmp_path: Path) -> Path:
 
 
 def test_a_copy_reads_like_the_original(
-    location: Any, local: Path, tmp_path: Path
+    location: Location, local: Path, tmp_path: Path
 ) -> None:
     url, options = location
     (local / "README.md").write_text("card")
@@ -308,7 +309,7 @@ def test_a_copy_reads_like_the_original(
 
 @URLS
 def test_files_are_fetched_once_and_again_if_they_are_cut(
-    location: Any, local: Path, monkeypatch: pytest.MonkeyPatch
+    location: Location, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, options = location
     transferred: list[str] = []
@@ -335,7 +336,7 @@ def test_files_are_fetched_once_and_again_if_they_are_cut(
 
 @URLS
 def test_a_cache_keeps_several_urls_without_what_was_deleted_there(
-    location: Any, local: Path, tmp_path: Path, caches: Path
+    location: Location, local: Path, tmp_path: Path, caches: Path
 ) -> None:
     url, options = location
     write_files(tmp_path / "other", 7)
@@ -355,7 +356,7 @@ def test_a_cache_keeps_several_urls_without_what_was_deleted_there(
 
 
 def test_a_target_of_another_kind_is_refused(
-    location: Any, local: Path, tmp_path: Path
+    location: Location, local: Path, tmp_path: Path
 ) -> None:
     url, options = location
     copy(local, url, **options)
@@ -382,7 +383,6 @@ open_writer = partial(Writer, description=ABOUT)
 USES = open_dataset, open_writer, partial(copy, target="copy")
 UPLOAD = "`marl-collect copy FOLDER s3://bucket/d`"
 THESIS = r"others holds no dataset, but thesis\.tex"
-
 
 PLACES: Any = [
     *((DatasetError, "pipe/.* is not a file: move", use, "pipe") for use in USES),
@@ -443,7 +443,7 @@ def test_bad_places_are_errors_that_name_them(
 
 @URLS
 def test_a_file_that_changes_while_it_is_fetched_is_an_error(
-    location: Any, local: Path, caches: Path, monkeypatch: pytest.MonkeyPatch
+    location: Location, local: Path, caches: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, options = location
     copy(local, url, **options)
