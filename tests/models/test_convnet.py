@@ -1,18 +1,17 @@
 """Pictures: ``MultiAgentConvNet`` equals separate networks, and adapters of inputs."""
 
-import itertools
 from typing import Any
 
 import pytest
 import torch
 from gymnasium import spaces
+from model_tools import SETUPS
 from tensordict.nn import NormalParamExtractor
 from torch import nn
 
 from marl_collect.models import ImageInput, LocScale, MultiAgentConvNet
 from marl_collect.models.layers.inputs import VectorInput, observation_leaves
 
-SETUPS = list(itertools.product([False, True], [False, True]))
 N = 3
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import itertools
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_tools import SETUPS
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -93,7 +93,6 @@ OF_AGENTS: dict[str, tuple[Build, tuple[tuple[int, ...], ...]]] = {
     "lstm": (lstm, ((N, 4), (N, 1, 6), (N, 1, 6))),
 }
 """Networks with weights of each agent or shared ones, by kind."""
-SETUPS = list(itertools.product([False, True], [False, True]))
 AGENTS = {
     f"{kind}-{'cd'[not centralised]}{'su'[not shared]}": (kind, centralised, shared)
     for kind in OF_AGENTS

@@ -3,7 +3,7 @@
 import random
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +86,21 @@ def test_captions_name_agents_or_sum_large_groups() -> None:
     ]
 
 
-def with_a_margin() -> CountingEnv:
+def drawn(render: Callable[[int], Any]) -> CountingEnv:
+    """Return an environment whose pictures depend on the number of steps."""
     env = CountingEnv()
+    object.__setattr__(env, "render", lambda: render(env._steps))
+    return env
+
+
+def with_a_margin() -> CountingEnv:
     picture = np.zeros((10, 12, 3), np.uint8)
 
-    def render() -> Any:  # Later pictures use more of it.
-        picture[2 : 5 + env._steps, 3:8] = 7
+    def render(steps: int) -> Any:  # Later pictures use more of it.
+        picture[2 : 5 + steps, 3:8] = 7
         return picture
 
-    object.__setattr__(env, "render", render)
+    env = drawn(render)
     object.__setattr__(env, "has_unused_margin", True)
     return env
 
@@ -106,10 +112,7 @@ def test_the_black_margin_of_the_first_picture_is_cut() -> None:
 
 
 def drawing_its_steps() -> CountingEnv:
-    env = CountingEnv()
-    render = lambda: np.full((2, 2, 3), env._steps, np.uint8)  # noqa: E731
-    object.__setattr__(env, "render", render)
-    return env
+    return drawn(lambda steps: np.full((2, 2, 3), steps, np.uint8))
 
 
 def test_play_and_evaluate_play_the_same_episodes() -> None:
@@ -204,12 +207,6 @@ def test_episodes_of_a_curriculum_are_repeated_with_their_tasks(tmp_path: Path) 
     assert [int(picture[0, 0, 0]) for picture in played] == [12] * 13 + [13] * 14
 
 
-def rendering(image: Any) -> CountingEnv:
-    env = CountingEnv()
-    object.__setattr__(env, "render", lambda: image)
-    return env
-
-
 @pytest.mark.parametrize(
     "image",
     [
@@ -221,10 +218,10 @@ def rendering(image: Any) -> CountingEnv:
     ids=["int64", "alpha", "grey", "lists"],
 )
 def test_images_of_integers_are_pictures(image: Any) -> None:
-    picture = next(iter(play(lambda: rendering(image), overlay=True)))
+    picture = next(iter(play(lambda: drawn(lambda _: image), overlay=True)))
     height, width = np.shape(image)[:2]
     assert picture.shape[2] == 3
-    plain: Any = next(iter(play(lambda: rendering(image))))
+    plain: Any = next(iter(play(lambda: drawn(lambda _: image))))
     assert (plain.shape, plain.dtype) == ((height, width, 3), np.uint8)
     assert (plain == 7).all()
 
@@ -242,7 +239,7 @@ def test_images_of_integers_are_pictures(image: Any) -> None:
 )
 def test_other_images_are_errors(image: Any, message: str) -> None:
     with pytest.raises(ValueError, match=rf"counting: render\(\) must .*{message}"):
-        list(play(lambda: rendering(image)))
+        list(play(lambda: drawn(lambda _: image)))
 
 
 def test_pictures_that_are_left_half_way_are_quiet_at_exit() -> None:

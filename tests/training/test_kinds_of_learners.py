@@ -173,15 +173,6 @@ def test_a_gpu_learns_from_a_buffer_there(name: str, recurrent: str | None) -> N
         assert torch.equal(ours, theirs.cpu())
 
 
-def test_an_episode_that_does_not_fit_into_the_buffer_is_an_error() -> None:
-    settings = {"value.buffer_frames": 3, "recurrent": "gru"}
-    learner = learner_of(HUNTERS, "vdn-local-shared", **settings)
-    batch = batch_of(HUNTERS, learner)
-    batch["next", "done"][:] = False
-    with pytest.raises(ValueError, match="has more than 3 frames, so it does n"):
-        learner.update(batch, progress=1.0)
-
-
 def test_a_batch_of_other_environments_is_an_error() -> None:
     learner = learner_of(HUNTERS, "vdn-local-shared")
     batch = batch_of(HUNTERS, learner)
