@@ -7,6 +7,7 @@ however many environments the policy acts for.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from zlib import crc32
@@ -23,7 +24,7 @@ from marl_collect.models import MultiAgentMLP, make_policy
 from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.policies.pool import PolicyPool
 
-Act = Callable[[TensorDictBase], Any]
+WorldAct = Callable[[World, TensorDictBase], Any]
 Key = str | tuple[str, ...]
 
 
@@ -168,9 +169,7 @@ def for_groups(world: World, make: Callable[[Group], list[Any]]) -> Any:
 class OnTensorDicts:
     """A callable on TensorDicts; ``act`` writes in place or returns a TensorDict."""
 
-    def __init__(
-        self, world: World, act: Callable[[World, TensorDictBase], Any]
-    ) -> None:
+    def __init__(self, world: World, act: WorldAct) -> None:
         self.world, self.act = world, act
 
     def __call__(self, td: TensorDictBase) -> Any:
@@ -208,45 +207,63 @@ def random_policy(world: World) -> Any:
     return RandomPolicy()
 
 
-@on_tensordicts()
-def function(world: World, td: TensorDictBase) -> TensorDictBase:
-    write(world, td)
+def same(_: World, td: TensorDictBase) -> TensorDictBase:
     return td
 
 
-@on_tensordicts()
-def returns_nothing(world: World, td: TensorDictBase) -> None:
-    write(world, td)
-
-
-@on_tensordicts()
-def returns_a_clone(world: World, td: TensorDictBase) -> TensorDictBase:
-    td = td.clone()
-    write(world, td)
-    return td
-
-
-@on_tensordicts()
-def returns_a_detached_clone(world: World, td: TensorDictBase) -> TensorDictBase:
-    td = td.detach().clone()
+def sets(world: World, td: TensorDictBase) -> TensorDictBase:
     for group in world.groups:
         td[group.numbers] = td[group.numbers] / 4
-    write(world, td)
     return td
 
 
-@on_tensordicts()
-def returns_a_tensordict(world: World, td: TensorDictBase) -> TensorDictBase:
-    td = td.to_tensordict()
-    write(world, td)
+def divides(world: World, td: TensorDictBase) -> TensorDictBase:
+    for group in world.groups:
+        td[group.numbers].div_(4)
     return td
 
 
-@on_tensordicts()
-def returns_an_applied_copy(world: World, td: TensorDictBase) -> Any:
-    copied: Any = td.apply(torch.clone)
-    write(world, copied)
-    return copied
+def sets_in_place(world: World, td: TensorDictBase) -> TensorDictBase:
+    for group in world.groups:
+        td.set_(group.numbers, td[group.numbers] / 4)
+    return td
+
+
+def without_numbers(world: World, td: TensorDictBase) -> TensorDictBase:
+    return td.exclude(*[group.numbers for group in world.groups])
+
+
+def actions_alone(world: World, td: TensorDictBase) -> TensorDictBase:
+    return td.select(*[(group.name, "action") for group in world.groups])
+
+
+HANDLED: dict[str, tuple[WorldAct, WorldAct]] = {
+    "function": (same, same),
+    "returns_nothing": (same, lambda _, td: None),
+    "returns_a_clone": (lambda _, td: td.clone(), same),
+    "returns_a_detached_clone": (lambda w, td: sets(w, td.detach().clone()), same),
+    "returns_a_tensordict": (lambda _, td: td.to_tensordict(), same),
+    "returns_an_applied_copy": (lambda _, td: td.apply(torch.clone), same),
+    "copies_then_overwrites": (lambda w, td: sets(w, td.clone(False)), same),
+    "excludes": (same, without_numbers),
+    "selects": (same, actions_alone),
+    "sets": (sets, same),
+    "in_place": (divides, same),
+    "set_in_place": (sets_in_place, same),
+}
+"""What a policy makes of its input before it acts, and what it returns afterwards."""
+
+
+def handling(before: WorldAct, after: WorldAct) -> Callable[[World], Any]:
+    def act(world: World, td: TensorDictBase) -> Any:
+        td = before(world, td)
+        write(world, td)
+        return after(world, td)
+
+    return lambda world: OnTensorDicts(world, act)
+
+
+KINDS |= {name: Kind(handling(*handled)) for name, handled in HANDLED.items()}
 
 
 @kind()
@@ -327,30 +344,6 @@ def image_to_float(world: World, td: TensorDictBase) -> TensorDictBase:
     return td
 
 
-@on_tensordicts()
-def sets(world: World, td: TensorDictBase) -> TensorDictBase:
-    for group in world.groups:
-        td[group.numbers] = td[group.numbers] / 4
-    write(world, td)
-    return td
-
-
-@on_tensordicts()
-def in_place(world: World, td: TensorDictBase) -> TensorDictBase:
-    for group in world.groups:
-        td[group.numbers].div_(4)
-    write(world, td)
-    return td
-
-
-@on_tensordicts()
-def set_in_place(world: World, td: TensorDictBase) -> TensorDictBase:
-    for group in world.groups:
-        td.set_(group.numbers, td[group.numbers] / 4)
-    write(world, td)
-    return td
-
-
 @on_tensordicts(refused=True)
 def sometimes_in_place(world: World, td: TensorDictBase) -> TensorDictBase:
     """Starts to change its input only after some frames."""
@@ -382,18 +375,6 @@ def renames(world: World, td: TensorDictBase) -> TensorDictBase:
 
 
 @on_tensordicts()
-def excludes(world: World, td: TensorDictBase) -> TensorDictBase:
-    write(world, td)
-    return td.exclude(*[group.numbers for group in world.groups])
-
-
-@on_tensordicts()
-def selects(world: World, td: TensorDictBase) -> TensorDictBase:
-    write(world, td)
-    return td.select(*[(group.name, "action") for group in world.groups])
-
-
-@on_tensordicts()
 def returns_new(world: World, td: TensorDictBase) -> TensorDictBase:
     out = TensorDict({}, td.batch_size)
     for group in world.groups:
@@ -402,15 +383,6 @@ def returns_new(world: World, td: TensorDictBase) -> TensorDictBase:
         out[group.name, "code"] = numbers.sum(-1)
         td[group.name, "beside"] = numbers  # What it leaves in its input counts too.
     return out
-
-
-@on_tensordicts()
-def copies_then_overwrites(world: World, td: TensorDictBase) -> TensorDictBase:
-    td = td.clone(False)
-    for group in world.groups:
-        td[group.numbers] = td[group.numbers] / 4
-    write(world, td)
-    return td
 
 
 def pure(build: Callable[[World], Any]) -> Callable[[World], Any]:
@@ -830,7 +802,7 @@ def fused_constants(world: World) -> Any:
 
 @kind(weights=True, keeps=True)
 def assigned_settings(world: World) -> Any:
-    return _assigned(a=settings(world), b=fused_settings(world))
+    return _assigned(**built(world, "settings", "fused_settings"))
 
 
 class DrawsWithoutUse(nn.Module):
@@ -893,32 +865,25 @@ def _made(world: World, **options: Any) -> Any:
     return make_policy(env.description, num_cells=(8,), **options)
 
 
-NETWORK = {"exact": False, "weights": True, "draws": "heads", "legal": True}
+NETWORK: dict[str, Any] = {
+    "exact": False,
+    "weights": True,
+    "draws": "heads",
+    "legal": True,
+}
 
 
-@kind(**NETWORK)
-def shared(world: World) -> Any:
-    return _made(world)
-
-
-@kind(**NETWORK)
-def unshared(world: World) -> Any:
-    return _made(world, share_params=False)
-
-
-@kind(**NETWORK)
-def centralised(world: World) -> Any:
-    return _made(world, centralised=True, share_params=False)
-
-
-@kind(**NETWORK, reads_init=True)
-def recurrent(world: World) -> Any:
-    return _made(world, recurrent="gru", hidden_size=4, last_action=True)
-
-
-@kind(**NETWORK, reads_init=True)
-def recurrent_lstm(world: World) -> Any:
-    return _made(world, recurrent="lstm", hidden_size=4, share_params=False)
+NETWORKS: dict[str, dict[str, Any]] = {
+    "shared": {},
+    "unshared": {"share_params": False},
+    "centralised": {"centralised": True, "share_params": False},
+    "recurrent": {"recurrent": "gru", "hidden_size": 4, "last_action": True},
+    "recurrent_lstm": {"recurrent": "lstm", "hidden_size": 4, "share_params": False},
+}
+KINDS |= {
+    name: Kind(partial(_made, **options), **NETWORK, reads_init="recurrent" in options)
+    for name, options in NETWORKS.items()
+}
 
 
 # Several policies
@@ -939,31 +904,34 @@ def _assigned(**policies: Any) -> Any:
     return AssignedPolicies(policies, ByHash(tuple(policies)))
 
 
+def built(world: World, *names: str) -> dict[str, Any]:
+    return {name: KINDS[name].build(world) for name in names}
+
+
 @kind()
 def assigned(world: World) -> Any:
-    return _assigned(a=returns_nothing(world), b=fused(world), c=None)
+    return _assigned(**built(world, "returns_nothing", "fused", "random"))
 
 
 @kind()
 def assigned_results(world: World) -> Any:
     """Several policies that return what they return in different ways."""
-    builders = (
-        *(returns_a_clone, returns_nothing, returns_a_detached_clone, selects),
-        *(returns_an_applied_copy, copies_then_overwrites, returns_new),
+    names = (
+        *("returns_a_clone", "returns_nothing", "returns_a_tensordict", "selects"),
+        *("returns_an_applied_copy", "returns_new"),
     )
-    return _assigned(**{build.__name__: build(world) for build in builders})
+    return _assigned(**built(world, *names))
 
 
 @kind(weights=True)
 def assigned_weights(world: World) -> Any:
-    return _assigned(a=level(world), b=function(world), c=fused_level(world))
+    return _assigned(**built(world, "level", "function", "fused_level"))
 
 
 @kind()
 def assigned_states(world: World) -> Any:
-    return _assigned(
-        a=remembers(world), b=remembers_privately(world), c=next_only(world)
-    )
+    names = "remembers", "remembers_privately", "next_only"
+    return _assigned(**built(world, *names))
 
 
 @kind(weights=True)
@@ -980,7 +948,7 @@ def assigned_pool(world: World) -> Any:
 
 @kind(**NETWORK)
 def assigned_networks(world: World) -> Any:
-    return _assigned(a=shared(world), b=None, c=unshared(world))
+    return _assigned(**built(world, "shared", "random", "unshared"))
 
 
 class Busy(nn.Module):
@@ -1007,12 +975,12 @@ def assigned_rows(world: World) -> Any:
         return make_policy(world.build().description, network=busy, **options)
 
     ids, separate = build(agent_ids=True), build(share_params=False)
-    return _assigned(a=build(), b=shared(world), c=ids, d=separate)
+    return _assigned(a=build(), **built(world, "shared"), c=ids, d=separate)
 
 
 @kind(**NETWORK, reads_init=True)
 def assigned_recurrent(world: World) -> Any:
-    return _assigned(a=centralised(world), b=recurrent(world))
+    return _assigned(**built(world, "centralised", "recurrent"))
 
 
 # TorchRL's modules
