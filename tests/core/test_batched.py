@@ -1,6 +1,8 @@
 """Worlds of a simulator give the same data as single environments."""
 
 import itertools
+import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -77,30 +79,42 @@ def test_first_needs_a_description_without_repeats() -> None:
         env.rollout(3)
 
 
-class Line(BatchedEnv):
-    """One agent per world that walks; what it returns can be replaced."""
+def as_tensors(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: as_tensors(entry) for key, entry in value.items()}
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
-    def __init__(self, worlds: int = 3, **changes: Any) -> None:
+
+class Line(BatchedEnv):
+    """Two agents per world that walk; what it returns can be replaced."""
+
+    def __init__(self, worlds: int = 3, device: Any = None, **changes: Any) -> None:
         group = GroupDescription(
             ("a_0", "a_1"),
-            spaces.Box(0, 100, (1,), changes.pop("dtype", np.float32)),
+            spaces.Box(0, 100, (1,), dtype := changes.pop("dtype", np.float32)),
             changes.pop("action", spaces.Box(-1, 1, (1,), np.float32)),
-            categorical_actions=changes.pop("categorical_actions", True),
+            mask=changes.pop("mask", True),
         )
         limit = changes.pop("time_limit", 4)
-        super().__init__(EnvDescription("line", {"a": group}, time_limit=limit), worlds)
+        described = EnvDescription("line", {"a": group}, time_limit=limit)
+        super().__init__(described, worlds, device)
         self.changes = changes
         self.seen: list[Any] = []
-        self.at = np.zeros((worlds, 2, 1), np.float32)
+        self.at: Any = np.zeros((worlds, 2, 1), dtype)
+
+    def returned(self, value: Any) -> Any:
+        return value if self.simulator_device is None else as_tensors(value)
 
     def begin(self, which: Any, seeds: Any) -> Any:
-        self.at[slice(None) if which is None else which] = 0
+        self.at[slice(None) if which is None else np.asarray(which)] = 0
         self.seeds = seeds
-        return self.changes.get("begins", {"a": self.at})
+        first_on_device = which is None and self.simulator_device is not None
+        begins = {} if first_on_device else self.changes
+        return self.returned(begins.get("begins", {"a": self.at}))
 
     def advance(self, actions: Any) -> Any:
-        self.seen.append(actions["a"].copy())
-        self.at += 1
+        self.seen.append(np.array(actions["a"]))
+        self.at = self.at + 1
         if "step" in self.changes:
             return self.changes["step"]
         fields: dict[str, Any] = {
@@ -109,7 +123,7 @@ class Line(BatchedEnv):
             "terminated": np.zeros(self.worlds, bool),
         }
         changes = {n: v for n, v in self.changes.items() if n != "begins"}
-        return Step(**(fields | changes))
+        return Step(**self.returned(fields | changes))
 
 
 def test_the_engine_counts_the_time_limit_and_clips_actions() -> None:
@@ -139,21 +153,22 @@ def test_a_world_that_ends_in_the_frame_of_the_time_limit_is_not_cut() -> None:
         assert flags["truncated"][:, 0].tolist() == [False, True, True]
 
 
+@pytest.mark.parametrize("device", [None, "cpu"])
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
         ({"step": None}, TypeError, "must return a Step, but returned None"),
         ({"observations": {}}, KeyError, "no observations of 'a'"),
         ({"observations": {"a": np.zeros((3, 2))}}, ValueError, "a/observation of sha"),
-        ({"observations": {"a": np.zeros((3, 2, 1), complex)}}, TypeError, "dtype"),
         (
-            {
-                "begins": {"a": np.zeros((3, 2, 1), np.uint8)},
-                "observations": {"a": np.full((3, 2, 1), 300)},
-                "dtype": np.uint8,
-            },
+            {"observations": {"a": np.zeros((3, 2, 1), complex)}},
             TypeError,
-            "a/observation of dtype int64, but its space has uint8",
+            r"of dtype \S*complex128, but its space has \S*float32",
+        ),
+        (
+            {"observations": {"a": np.full((3, 2, 1), 300)}, "dtype": np.uint8},
+            TypeError,
+            r"a/observation of dtype \S*int64, but its space has \S*uint8",
         ),
         ({"rewards": {}}, KeyError, "no rewards of group 'a'"),
         ({"rewards": {"a": np.zeros((2, 3))}}, ValueError, "rewards of 'a' of shape"),
@@ -164,10 +179,76 @@ def test_a_world_that_ends_in_the_frame_of_the_time_limit_is_not_cut() -> None:
     ],
 )
 def test_what_a_simulator_returns_wrongly_is_named(
+    device: Any, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    factory = lambda: Line(device=device, **changes)  # noqa: E731
+    with (
+        pytest.raises(error, match=message),
+        Collector(factory, frames_per_batch=18, seed=1) as collector,
+    ):
+        collector.next()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"first": {"a": 1}}, TypeError, "first=, which a simulator with a device"),
+        (
+            {"observations": {"a": torch.zeros(3, 2, 1, device="meta")}},
+            TypeError,
+            "returned a/observation as meta: expected a tensor of this device",
+        ),
+        ({"terminated": None}, TypeError, "returned terminated as NoneType"),
+        ({"begins": 7}, TypeError, "must return observations, or None"),
+        ({"begins": None}, ValueError, "returned None, .* world 0 ended in frame 3"),
+        (
+            {
+                "mask": False,
+                "observations": {
+                    "a": torch.zeros(3, 2, 1),
+                    ("a", "mask"): torch.ones(3, 2, dtype=torch.bool),
+                },
+            },
+            ValueError,
+            "mask=False in its description",
+        ),
+    ],
+)
+def test_what_a_simulator_with_a_device_returns_wrongly_is_named(
     changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with Line(**changes) as env, pytest.raises(error, match=message):
+    factory = lambda: Line(device="cpu", **changes)  # noqa: E731
+    with (
+        Collector(factory, frames_per_batch=18, seed=1) as collector,
+        pytest.raises(error, match=message),
+    ):
+        collector.next()
+
+
+class Arrays(Line):
+    """Observes arrays in steps, although it may have a device."""
+
+    def advance(self, actions: Any) -> Any:
+        return replace(super().advance(actions), observations={"a": self.at})
+
+
+def test_arrays_instead_of_tensors_are_named() -> None:
+    env = Arrays(device="cpu")
+    with env, pytest.raises(TypeError, match="has device=cpu, so it must return ten"):
         env.rollout(2)
+    with (
+        Collector(lambda: Arrays(device="cpu"), frames_per_batch=18) as collector,
+        pytest.raises(TypeError, match="as ndarray"),
+    ):
+        collector.next()
+
+
+def test_without_observations_worlds_do_not_begin() -> None:
+    with Line(device="cpu", begins=None) as env:
+        worlds = env.engine()
+        worlds.bind(worlds.allocate())
+        with pytest.raises(TypeError, match="must return observations if worlds begin"):
+            worlds.reset([1], [2])
 
 
 ACTIONS: list[tuple[spaces.Space[Any], Any, str]] = [
@@ -196,6 +277,31 @@ def test_an_impossible_action_of_an_agent_that_acts_is_an_error(
         root = env.rand_action(env.reset())
         root["a", "action"][2, 1] = torch.tensor(action)
         env.step(root)
+
+
+@pytest.mark.parametrize(("space", "action", "message"), ACTIONS)
+def test_an_impossible_action_on_a_device_is_an_error_at_the_end_of_the_batch(
+    space: spaces.Space[Any], action: Any, message: str
+) -> None:
+    del message
+    frame = 0
+
+    def act(td: Any) -> Any:
+        nonlocal frame
+        shape = (*td.batch_size, 2, *(space.shape or ()))
+        wanted = torch.zeros(shape, dtype=torch.as_tensor(action).dtype)
+        if td["a", "observation"][2, 1, 0] == 1 and frame > 4:
+            wanted[2, 1] = torch.as_tensor(action)
+        frame += 1
+        return td.set(("a", "action"), wanted)
+
+    options: Any = {"frames_per_batch": 18, "seed": 1, "trust_policy": True}
+    with Collector(lambda: Line(device="cpu", action=space), act, **options) as it:
+        frame = 0
+        text = re.escape(f"action {action} of agent a_1")
+        where = f"{text} .*world 2 and frame 5 .*{type(space).__name__}"
+        with pytest.raises(ValueError, match=where):
+            it.next()
 
 
 @pytest.mark.filterwarnings("error")
