@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from pure_modules import Called, Computes, collected
 from torch import Tensor, nn
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiSyncCollector
-from marl_collect.core.description import EnvDescription, GroupDescription, Row
-from marl_collect.core.env import MultiAgentEnv
+from marl_collect.policies.fused.program import Program
+from marl_collect.policies.fused.record import record
 
 ACTION, HUNTERS, EXTRA = ("prey", "action"), ("hunter", "action"), ("prey", "extra")
 
@@ -213,45 +212,6 @@ INTEGERS = [
 OBSERVED = [np.bool_, *INTEGERS, np.float16, np.float32, np.float64]
 
 
-class Typed(MultiAgentEnv):
-    """Observes numbers of one dtype, among them the smallest and the largest one."""
-
-    def __init__(self, dtype: Any) -> None:
-        self._numbers = numbers(dtype)
-        low: Any = self._numbers.min()
-        high: Any = self._numbers.max()
-        if dtype is np.bool_:
-            low, high = 0, 1
-        space: Any = spaces.Box(low, high, (4,), dtype)
-        action: Any = spaces.Box(-1, 1, (1,), np.float32)
-        group = GroupDescription(("a", "b"), space, action)
-        self._description = EnvDescription("typed", {"agents": group})
-        self._frame = 0
-
-    @property
-    def description(self) -> EnvDescription:
-        return self._description
-
-    def bind(self, row: Row) -> None:
-        self._row = row
-
-    def reset_row(self, seed: int | None = None) -> None:
-        self._frame = 0
-        self._observe()
-
-    def step_row(self) -> None:
-        self._frame += 1
-        self._observe()
-
-    def _observe(self) -> None:
-        observation = self._row["agents", "observation"]
-        values = np.roll(self._numbers, self._frame)[: observation.size]
-        observation[...] = values.reshape(observation.shape)
-        for key in (("done",), ("terminated",), ("truncated",)):
-            self._row[key][...] = False
-        self._row["agents", "reward"][...] = 0
-
-
 def numbers(dtype: Any) -> Any:
     if dtype is np.bool_:
         return np.array([0, 1, 1, 0, 0, 0, 1, 0, 1, 1], np.bool_)
@@ -348,23 +308,27 @@ def on_numbers(dtype: Any) -> dict[str, Callable[[Tensor], Tensor]]:
 @pytest.mark.parametrize("dtype", OBSERVED, ids=lambda dtype: dtype.__name__)
 def test_operations_on_observations_of_any_dtype(dtype: Any) -> None:
     calls = UNARY | on_numbers(dtype)
-    example = torch.from_numpy(np.resize(numbers(dtype), (5, 4)))
-    names = results(example, calls)
+    some = numbers(dtype)
+    x = torch.from_numpy(np.resize(some, (5, 4)))
+    names = results(x, calls)
     assert len(names) > 30
-    keys = [("agents", "action"), *(("agents", name) for name in names)]
+    draw = np.random.default_rng(0)
+
+    def draw_moderate_numbers() -> None:
+        normal = draw.normal(0, 3, (5, 4))
+        whole = draw.integers(0, 2 if dtype is np.bool_ else 100, (5, 4))
+        drawn = normal if x.is_floating_point() else whole
+        x.copy_(torch.from_numpy(drawn.astype(dtype)))
+
     different = []
-    for some in (keys[i : i + 40] for i in range(1, len(keys), 40)):
-
-        def act(_: Any, x: Tensor, some: Any = some) -> Any:
-            zeros = torch.zeros(len(x), 2, 1) * x[..., :1].float().nan_to_num()
-            return zeros, *(calls[name](x) for _, name in some)
-
-        out_keys = [keys[0], *some]
-        made = [
-            collected(Collector, lambda: Typed(dtype), kind(act), "agents", out_keys)
-            for kind in (Called, Computes)
-        ]
-        (expected, _), (actual, how) = made
-        assert how.startswith("Fused"), how
-        different += [key for key in some if not same(actual[key], expected[key])]
+    for name in names:
+        result, operations = record(partial(calls[name], x))
+        program = Program(operations, [x], [result])
+        program.use_numpy(5, draw_moderate_numbers, comparisons=3)
+        for frame in range(len(some)):  # The smallest and the largest are among them.
+            x.copy_(torch.from_numpy(np.resize(np.roll(some, frame), (5, 4))))
+            assert program.prepare()
+            assert program.run()
+            if not same(result, calls[name](x)):
+                different.append((name, frame))
     assert not different
