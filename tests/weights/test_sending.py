@@ -226,11 +226,15 @@ def called(net: nn.Module) -> float:
     return float(outputs["prey", "action"].flatten()[0])
 
 
-def test_what_consists_of_data_is_sent_and_can_be_sent_again() -> None:
-    net = Holds()
-    with MultiSyncCollector(
-        [CountingEnv] * 2, policy(net), frames_per_batch=8
-    ) as collector:
+@pytest.mark.parametrize(
+    ("kind", "module"),
+    [(MultiSyncCollector, Holds), (Collector, Holds), (Collector, Pure)],
+)
+def test_every_change_acts_after_an_update_and_can_act_again(
+    kind: Any, module: Any
+) -> None:
+    net = module()
+    with kind([CountingEnv] * 2, policy(net), frames_per_batch=8) as collector:
         last = first(collector)
         for change, alter in SENT.items():
             with warnings.catch_warnings():
@@ -392,17 +396,6 @@ def test_what_acting_changes_is_not_warned_of() -> None:
             warnings.simplefilter("error")
             net(torch.zeros(1, 3, 3))
             collector.update_policy_weights_()
-
-
-@pytest.mark.parametrize("change", SENT)
-@pytest.mark.parametrize("kind", [Holds, Pure])
-def test_in_one_process_every_change_acts_at_once(kind: Any, change: str) -> None:
-    net = kind()
-    with Collector(CountingEnv, policy(net), frames_per_batch=8) as collector:
-        assert first(collector) == 0.0
-        SENT[change](net)
-        collector.update_policy_weights_()
-        assert first(collector) == called(net) == 1.0
 
 
 # What workers unpickle does not refer to the user's script
