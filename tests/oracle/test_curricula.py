@@ -1,15 +1,12 @@
 """Episodes of a curriculum depend on seed, number and level, whatever the layout."""
 
-import json
 import threading
 from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from gymnasium import spaces
 from oracle_seeds import episode_seed
 from pettingzoo import ParallelEnv as ZooParallelEnv
@@ -22,9 +19,6 @@ from marl_collect import (
     MultiAsyncCollector,
     MultiSyncCollector,
     RandomPolicy,
-    evaluate,
-    open_dataset,
-    record,
 )
 from marl_collect.envs.matrix.env import MatrixGameEnv
 from marl_collect.envs.pettingzoo.env import PettingZooWrapper
@@ -46,10 +40,6 @@ class Maze(ZooParallelEnv[str, Any, Any]):
     metadata = {"name": "maze_v0"}
     possible_agents = ["robot_0", "robot_1"]
 
-    def __init__(self, log: str | None = None) -> None:
-        self.log = log
-        self.length = 4
-
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         del agent
         return spaces.Box(-np.inf, np.inf, (5,), np.float64)
@@ -59,9 +49,6 @@ class Maze(ZooParallelEnv[str, Any, Any]):
         return spaces.Discrete(3)
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        if self.log is not None:
-            with open(self.log, "a", encoding="utf-8") as file:
-                file.write(json.dumps([seed, options]) + "\n")
         self.agents = list(self.possible_agents)
         self.task = options or {"seed": seed, "episode": -1, "level": -1, "length": 4}
         assert self.task["seed"] == seed
@@ -89,8 +76,8 @@ class Maze(ZooParallelEnv[str, Any, Any]):
         return dict.fromkeys(self.possible_agents, seen)
 
 
-def maze(log: str | None = None) -> PettingZooWrapper:
-    return PettingZooWrapper(Maze(log))
+def maze() -> PettingZooWrapper:
+    return PettingZooWrapper(Maze())
 
 
 def collector_of(kind: Any, factories: Any = maze, **options: Any) -> Any:
@@ -137,40 +124,6 @@ def test_batches_without_a_curriculum_have_no_level() -> None:
         assert collector.level is None
         with pytest.raises(ValueError, match="needs a curriculum"):
             collector.set_level(1)
-
-
-def test_a_dataset_has_the_levels(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"seed": SEED, "curriculum": curriculum, "level": 3}
-    path = tmp_path / "data"
-    record(path, maze, frames=40, num_workers=2, frames_per_batch=20, **options)
-    dataset = open_dataset(path)
-    frames = dataset.transitions[:]
-    assert (frames[LEVEL] == 3).all()
-    assert frames[LEVEL].dtype == torch.int64
-    assert (frames["robot", "observation"][:, 0, 4] == 3).all()
-    numbers = frames["robot", "observation"][:, 0, 3]
-    assert (numbers == frames["collector", "traj_ids"] % 2**32).all()
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_evaluations_have_tasks(workers: int, tmp_path: Path) -> None:
-    """Their data do not depend on the workers, so the number is always 0."""
-    log = str(tmp_path / "log.json")
-    options: dict[str, Any] = {"curriculum": curriculum, "level": 6}
-    seeds = [11, 12, 13, 14, 15]
-    evaluation = evaluate(
-        None,
-        partial(maze, log),
-        episodes=5,
-        seeds=seeds,
-        num_workers=workers,
-        **options,
-    )
-    assert evaluation.lengths == [5] * 5
-    assert evaluation.agent_returns == [30.0] * 5
-    begun = [json.loads(line) for line in Path(log).read_text().splitlines()]
-    tasks = {seed: task for seed, task in begun if seed in seeds}
-    assert tasks == {seed: curriculum(seed, 0, 6) for seed in seeds}
 
 
 class Lengths(CountingEnv):  # type: ignore[misc]

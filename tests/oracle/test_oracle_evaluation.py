@@ -11,7 +11,7 @@ from oracle_policies import KINDS
 from oracle_reference import Ended, ReferenceWorker
 from oracle_seeds import episode_seed
 from oracle_strategies import repeating_worlds, suitable_in_workers
-from oracle_worlds import Group, World
+from oracle_worlds import Group, World, curriculum
 from tensordict.nn import InteractionType, set_interaction_type
 
 from marl_collect import evaluate
@@ -25,7 +25,7 @@ DETERMINISTIC = InteractionType.DETERMINISTIC
 
 
 def play(
-    world: World, policy: Any, name: str, seed: int, limit: int | None, explore: Any
+    world: World, policy: Any, name: str, seed: int, explore: Any, options: Any
 ) -> tuple[Ended, Any]:
     """Play the episode of a seed; return also who acted, by group."""
     kind = KINDS[name]
@@ -34,11 +34,12 @@ def play(
         None if name.startswith("random") else policy,
         [0],
         seed,
-        limit=limit,
+        limit=options.get("max_frames_per_traj"),
         reads_init=kind.reads_init,
         lingers=kind.lingers,
         given=True,
     )
+    worker.level = options.get("level")
     with torch.no_grad(), set_interaction_type(explore):
         while not worker.ended:
             worker.frames(random=False)
@@ -63,11 +64,10 @@ def compare(
         deterministic=explore == DETERMINISTIC,
         **options,
     )
-    limit = options.get("max_frames_per_traj")
     for number, (seed, actual) in enumerate(
         zip(chosen, evaluation.episodes, strict=True)
     ):
-        expected, who = play(world, pristine, name, seed, limit, explore)
+        expected, who = play(world, pristine, name, seed, explore, options)
         assert (actual.environment, actual.length) == (number, expected.length)
         for group, names in world.group_map.items():
             returns: Any = tuple(expected.returns[name] for name in names)
@@ -90,7 +90,11 @@ def test_episodes_are_those_of_their_seeds(data: st.DataObject) -> None:
         | st.lists(st.integers(0, 2**63 - 1), min_size=count, max_size=count)
     )
     limit = draw(st.none() | st.integers(1, 6))
-    options = {"num_workers": draw(st.integers(1, 2)), "max_frames_per_traj": limit}
+    options: Any = {"num_workers": draw(st.integers(1, 2))}
+    options |= {"max_frames_per_traj": limit}
+    if draw(st.booleans()):
+        # Its number is always 0, whichever worker plays the episode.
+        options |= {"curriculum": curriculum, "level": draw(st.integers(0, 2))}
     compare(world, name, seeds, each, DETERMINISTIC, episodes=count, **options)
 
 

@@ -14,6 +14,7 @@ from oracle_cases import flat, same
 from oracle_policies import KINDS
 from oracle_reference import Frame, ReferenceWorker
 from oracle_strategies import repeating_worlds, suitable_in_workers
+from oracle_worlds import curriculum
 
 from marl_collect import open_dataset, record
 
@@ -55,6 +56,8 @@ def test_all_ranks_record_the_frames_of_their_environments(data: st.DataObject) 
     # Without episodes, frames are recorded.
     episodes = draw(st.just(0) | st.integers(1, 3 * workers * each))
     compact = draw(st.booleans())
+    level = draw(st.none() | st.integers(0, 2))
+    told: Any = {} if level is None else {"curriculum": curriculum, "level": level}
     policy = kind.build(world)
     pristine = copy.deepcopy(policy)
     size = workers * each
@@ -76,6 +79,7 @@ def test_all_ranks_record_the_frames_of_their_environments(data: st.DataObject) 
                 rank=rank,
                 world_size=ranks,
                 **amount,
+                **told,
             )
         dataset = open_dataset(Path(folder) / "data")
         recorded = flat(dataset.transitions[:])
@@ -90,6 +94,7 @@ def test_all_ranks_record_the_frames_of_their_environments(data: st.DataObject) 
             reads_init=kind.reads_init,
             lingers=kind.lingers,
         )
+        worker.level = level
         most = -(-episodes // size)  # Of an environment.
         expected |= play(worker, 0 if episodes else batches * frames, most)
     if episodes:  # One more of the first environments, if the number is not a multiple.
