@@ -1,7 +1,6 @@
 """A resumed run equals the uninterrupted one exactly."""
 
 import io
-import itertools
 import os
 import signal
 from dataclasses import replace
@@ -95,31 +94,6 @@ def test_draws_from_the_generator_of_a_gpu_continue(kind: Any) -> None:
     with build(**options(seed=99)) as second:
         second.load_state_dict(state)
         assert (second.next() == expected).all()
-
-
-@pytest.mark.parametrize(
-    ("kind", "extra"),
-    [(MultiSyncCollector, {"prefetch": True}), (MultiAsyncCollector, {})],
-)
-def test_a_reset_of_some_workers_loses_no_frames_of_others(
-    kind: Any, extra: dict[str, Any]
-) -> None:
-    def steps(collector: Any, count: int) -> list[float]:
-        """Steps since the reset, as worker 0 sees them."""
-        out: list[float] = []
-        while len(out) < count:
-            batch = collector.next()
-            in_trajectory = batch["collector", "traj_ids"] >> 32 == 0
-            out += batch["prey", "observation"][in_trajectory][:, 0, 1].tolist()
-        return out[:count]
-
-    keywords = options(max_frames_per_traj=None, frames_per_batch=4, **extra)
-    with kind([CountingEnv] * 2, **keywords) as uninterrupted:
-        expected = steps(uninterrupted, 24)
-    with kind([CountingEnv] * 2, **keywords) as collector:
-        actual = steps(collector, 8)
-        collector.reset([False, True])
-        assert actual + steps(collector, 16) == expected
 
 
 def test_a_reset_begins_new_episodes_everywhere_if_none_can_be_repeated() -> None:
@@ -233,37 +207,6 @@ def test_a_state_that_does_not_fit_changes_nothing(
         assert second.frames == 0
         assert policy.state_dict()["module.level"] == 1
         second.next()
-
-
-@pytest.mark.torchrl_defect("D23")
-@pytest.mark.parametrize("limit", [None, 1])  # With 1, one of the workers is idle.
-def test_the_state_of_async_workers_loses_no_unfinished_frames(
-    limit: int | None,
-) -> None:
-    def frames(collector: Any, count: int) -> dict[int, list[TensorDict]]:
-        rows: dict[int, list[TensorDict]] = {0: [], 1: []}
-        while min(map(len, rows.values())) < count:
-            batch = collector.next().clone()
-            index = int(batch["collector", "traj_ids"][0, 0]) >> 32
-            rows[index].append(batch[0])
-        return rows
-
-    with Collector(
-        [CountingEnv] * 2, **options(frames_per_batch=1000)
-    ) as uninterrupted:
-        expected = uninterrupted.next()
-    envs = [CountingEnv] * 2
-    with MultiAsyncCollector(envs, **options(max_staleness=limit)) as first:
-        before = frames(first, 5)
-        state = through_disk(first.state_dict())
-        rest = frames(first, 5)
-    with MultiAsyncCollector(envs, **options(max_staleness=limit)) as second:
-        second.load_state_dict(state)
-        after = frames(second, 5)
-    for index, later in itertools.product((0, 1), (rest, after)):
-        # One worker may deliver any number of batches before the other delivers five.
-        transitions = torch.cat(before[index] + later[index])[: expected.shape[1]]
-        assert (transitions == expected[index, : len(transitions)]).all()
 
 
 @pytest.mark.parametrize("wrong", [[1], [1, 2], [True], [True] * 3, [0, 1], "ab"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests_policies import at_level, level_policy
 from workloads.counting import CountingEnv
 
-from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.collectors import MultiSyncCollector
 from marl_collect.collectors.options import CollectorOptions
 from marl_collect.collectors.publish import WorkerWeights
 from marl_collect.collectors.trainer_policy import TrainerPolicy
@@ -74,60 +74,6 @@ def test_different_weights_per_worker_are_one_version(name: str, index: Any) -> 
         with pytest.raises(ValueError, match="no worker"):
             collector.update_policy_weights_(worker_ids=[])
         assert levels(collector.next()) == [5.0, 0.0, 6.0]
-
-
-KINDS = {
-    "single": lambda policy: Collector(
-        [CountingEnv] * 2, policy, frames_per_batch=8, track_policy_version=True
-    ),
-    "sync": sync,
-    "async": lambda policy: MultiAsyncCollector(
-        [CountingEnv] * 2, policy, frames_per_batch=4, track_policy_version=True
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_version_is_saved_and_restored(kind: str) -> None:
-    with KINDS[kind](level_policy()) as collector:
-        for value in range(1, 6):
-            collector.update_policy_weights_(weight(float(value)))
-        state = copy.deepcopy(collector.state_dict())
-        collector.update_policy_weights_(weight(9.0))
-        collector.next()
-        # Into the same collector, whose workers have read a higher version.
-        collector.load_state_dict(state)
-        assert collector.policy_version == 5
-        for _ in range(3):
-            batch = collector.next()
-            assert set(versions(batch)) == {5}
-            assert set(levels(batch)) == {5.0}
-        collector.update_policy_weights_(weight(7.0))
-        assert collector.policy_version == 6
-    with KINDS[kind](level_policy()) as resumed:
-        resumed.load_state_dict(state)
-        # The trainer's module may have other weights than those that act.
-        level = resumed.policy.module.level
-        assert float(level.detach()) == (5.0 if kind == "single" else 0.0)
-        assert resumed.policy_version == 5
-        batch = resumed.next()
-        assert set(versions(batch)) == {5}
-        assert set(levels(batch)) == {5.0}
-
-
-def test_other_weights_with_the_same_version_are_read_after_loading() -> None:
-    with sync(level_policy()) as collector:
-        collector.update_policy_weights_(weight(1.0))
-        state = copy.deepcopy(collector.state_dict())
-        collector.load_state_dict(state)
-        collector.update_policy_weights_(weight(2.0))
-        assert levels(collector.next()) == [2.0] * WORKERS
-        collector.load_state_dict(state)
-        for value in (3.0, 4.0, 5.0):  # Version 2 again, and the following ones.
-            collector.update_policy_weights_(weight(value))
-            batch = collector.next()
-            assert levels(batch) == [value] * WORKERS
-            assert versions(batch) == [int(value) - 1] * WORKERS
 
 
 def test_weights_of_other_dtypes_are_converted() -> None:

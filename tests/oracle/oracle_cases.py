@@ -154,6 +154,7 @@ class _Run:
         self.collecting = False
         self.calls: list[tuple[int, Sequence[int]]] = []
         self.loaded: dict[int, int] = {}  # What calls have done before a state.
+        self.resumed = 0
         self.weights = {0: self.parameters()}
         self.collected = 0
         # Each with the frame of its batch in which it ended.
@@ -600,7 +601,8 @@ class _Run:
     def do_resume(self) -> None:
         """Continue in another collector, through the file of a checkpoint.
 
-        It has collected before, and of that nothing may be left.
+        It has collected before, with other weights of the same or a later version, and
+        of that nothing may be left.
         """
         file = io.BytesIO()
         torch.save(self.collector.state_dict(), file)
@@ -608,10 +610,16 @@ class _Run:
         state = torch.load(file)
         self.collector.shutdown()
         self.collector = self.start(self.case.seed + 1)
+        if self.kind.weights and not self.kind.keeps:
+            other = copy.deepcopy(self.policy)
+            for _ in range(self.version + self.resumed):
+                change(other)
+                self.collector.update_policy_weights_(other)
         if not self.case.options.get("replay_buffer"):
             self.collector.next()
         self.collector.reset()
         self.collector.load_state_dict(state)
+        self.resumed += 1
         # A prefetched batch is collected again, with the newest weights.
         self.ahead = [None] * len(self.workers)
         self.collecting = False

@@ -174,19 +174,19 @@ def shapes(draw: st.DrawFn, case: Case, certain: bool) -> dict[str, Any]:
 def possible_events(case: Case) -> list[tuple[Any, ...]]:
     """Return the possible events between two batches; () is none."""
     kind = KINDS[case.policy]
-    pool = case.collector == "sync"
-    ahead = case.options.get("prefetch")
+    pool, asynchronous = case.collector in ("sync", "async"), case.collector == "async"
+    ahead = asynchronous or case.options.get("prefetch")
     possible: list[tuple[Any, ...]] = [()]
     if kind.weights:
         possible += [("update",)] * 2
         possible += [("update", index) for index in range(case.workers) if pool]
         possible += [("keep",)] * ("pool" in case.policy)
-    if case.collector == "async" or (ahead and kind.keeps):
+    if ahead and kind.keeps:
         return possible  # A policy with statistics has seen frames that are dropped.
     possible += [("seed", 7)]
     if case.level is not None:
         possible += [("level", 0), ("level", 3)]
-    if not (ahead and case.workers > 1):
+    if not asynchronous and not (ahead and case.workers > 1):
         # A partial reset repeats the frames of a dropped batch, but calls are not
         # undone.
         possible += [("call", 1)]
