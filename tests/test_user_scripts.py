@@ -209,16 +209,10 @@ def script(text: str, tmp_path: Path) -> Path:
 TUTORIAL = Path(__file__).parents[1] / "docs" / "tutorials" / "own_environment.md"
 
 
-@pytest.mark.parametrize("from_stdin", [False, True])
-def test_own_environment_and_collection_run_from_a_script(
-    from_stdin: bool, tmp_path: Path
-) -> None:
+def test_own_environment_and_collection_run_from_stdin() -> None:
     """Its classes are those of ``__main__``, which workers do not run."""
     blocks = re.findall(r"^```python\n(.*?)^```", TUTORIAL.read_text(), re.M | re.S)
-    if from_stdin:
-        process = run_python("-", input="\n".join(blocks))
-    else:
-        process = run_python(script("\n".join(blocks), tmp_path))
+    process = run_python("-", input="\n".join(blocks))
     assert process.returncode == 0, process.stderr
     assert process.stdout.count("torch.Size([2, 50, 2, 2])") == 2
 

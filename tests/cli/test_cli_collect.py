@@ -1,5 +1,6 @@
-"""``marl-collect collect`` in a process of its own, with real signals."""
+"""``marl-collect collect``, mostly in a process of its own, with real signals."""
 
+import contextlib
 import os
 import re
 import signal
@@ -16,7 +17,7 @@ import torch
 from support.processes import SOON
 from support.scripts import Program, start_python
 from support.stores import s3_server
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, record
@@ -44,6 +45,12 @@ def collect(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]"
         out, err = command.communicate(timeout=SOON)
     assert_nothing_is_left(command.pid)
     return subprocess.CompletedProcess(arguments, command.wait(), out, err)
+
+
+def collect_here(folder: Path, *arguments: str) -> Result:
+    """Run the command in this process, where it starts faster."""
+    with contextlib.chdir(folder):
+        return CliRunner().invoke(app, ["collect", *arguments], env={"COLUMNS": "200"})
 
 
 def assert_nothing_is_left(session: int) -> None:
@@ -105,8 +112,9 @@ def test_workers_do_not_change_data_and_a_second_run_appends(tmp_path: Path) -> 
     options = [COUNTING, "--frames", "40", "--policy", "random", "--quiet"]
     spread = {"7": ["--envs-per-worker", "4"], "8": ["--workers", "4"]}
     for seed, workers in spread.items():
-        process = collect(tmp_path, *options, *workers, "--seed", seed, "--out", "d")
-        assert (process.stdout, process.stderr) == ("d\n", "")
+        more = (*workers, "--seed", seed, "--out", "d")
+        result = collect_here(tmp_path, *options, *more)
+        assert (result.stdout, result.stderr) == ("d\n", "")
     dataset = open_dataset(tmp_path / "d")
     assert [run.seed for run in dataset.runs] == [7, 8]
     for seed, frames in zip(spread, dataset.transitions[:].split(40), strict=True):
@@ -138,14 +146,14 @@ def test_the_speed_includes_the_end_of_writing(
 
 def test_episodes_collects_only_complete_episodes(tmp_path: Path) -> None:
     options = [COUNTING, "--episodes", "5", "--workers", "2", "--seed", "4"]
-    process = collect(tmp_path, *options, "--policy", "random", "--out", "d")
-    assert process.returncode == 0, process.stderr
+    result = collect_here(tmp_path, *options, "--policy", "random", "--out", "d")
+    assert result.exit_code == 0, result.stderr
     dataset = open_dataset(tmp_path / "d")
     expected = record(tmp_path / "e", CountingEnv, episodes=5, num_workers=2, seed=4)
     assert len(dataset.trajectories) == len(expected.trajectories) == 5
     assert dataset.trajectories.episodes == expected.trajectories.episodes
     assert (dataset.transitions[:] == expected.transitions[:]).all()
-    assert re.search(r"episodes +5 *\n", process.stdout)
+    assert re.search(r"episodes +5 *\n", result.stdout)
 
 
 def test_ctrl_c_keeps_complete_batches_and_prints_the_folder(tmp_path: Path) -> None:
@@ -236,8 +244,8 @@ def test_a_checkpoint_of_the_mlp_is_used_and_recorded(tmp_path: Path) -> None:
     description = CountingEnv().description
     torch.save(make_policy(description).state_dict(), tmp_path / "weights.pt")
     options = [COUNTING, "--frames", "20", "--out", "d", "--quiet"]
-    process = collect(tmp_path, *options, "--policy", "weights.pt")
-    assert process.returncode == 0, process.stderr
+    result = collect_here(tmp_path, *options, "--policy", "weights.pt")
+    assert result.exit_code == 0, result.stderr
     (run,) = open_dataset(tmp_path / "d").runs
     assert run.policy["checkpoint"] == str(tmp_path / "weights.pt")
 
@@ -282,9 +290,10 @@ def test_a_collection_is_copied_to_a_store(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_in_store")
 def test_uncopied_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = collect(tmp_path, COUNTING, "--frames", "4000", "--out", "s3://later/d")
+    options = ("--frames", "4000", "--out", "s3://later/d")
+    result = collect_here(tmp_path, COUNTING, *options)
     folder = "runs/workloads.counting-CountingEnv-1"
-    assert result.returncode == 1
+    assert result.exit_code == 1
     assert "Traceback" not in result.stderr
     text = " ".join(result.stderr.split())
     assert "bucket does not exist Not everything could be copied." in text
@@ -310,8 +319,8 @@ def test_a_store_that_is_not_suited_is_refused_at_once(tmp_path: Path) -> None:
         ("s3://bucket/other", "s3://bucket/other holds a dataset of another kind"),
         ("nothing://x/y", "nothing://x/y cannot be read or written: .*Protocol not kn"),
     ):
-        result = collect(tmp_path, COUNTING, "--out", url)
-        assert result.returncode == 2
+        result = collect_here(tmp_path, COUNTING, "--out", url)
+        assert result.exit_code == 2
         assert re.search(f"error: {message}", result.stderr)
         assert not (tmp_path / "runs").exists()
 
