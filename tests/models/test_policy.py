@@ -21,6 +21,7 @@ from marl_collect.models import (
     IndependentNormal,
     MultiAgentMLP,
     MultiAgentNetBase,
+    make_critic,
     make_head,
     make_policy,
     save_policy,
@@ -279,7 +280,6 @@ def test_options_of_the_default_network_together_with_network_are_errors() -> No
 @pytest.mark.parametrize("name", ["masked", "bounded", "multi"])
 def test_torchrls_ppo_loss_trains_a_policy(name: str) -> None:
     objectives = pytest.importorskip("torchrl.objectives")
-    nn = pytest.importorskip("tensordict.nn")
     description = describe(name)
     policy = make_policy(description, share_params=False)
     td = observe(description, 6)
@@ -288,16 +288,11 @@ def test_torchrls_ppo_loss_trains_a_policy(name: str) -> None:
     n_agents = GROUPS[name].n_agents
     td[name, "advantage"] = torch.randn(6, n_agents, 1)
     td[name, "value_target"] = torch.randn(6, n_agents, 1)
-    value = (name, "state_value")
-    inputs = (name, "observation", "speed") if name == "bounded" else policy.in_keys[0]
-    setup: Any = {"centralised": True, "share_params": True}
-    net = MultiAgentMLP(td[inputs].shape[-1], 1, n_agents, **setup)
-    critic = nn.TensorDictModule(
-        net.to(td[inputs].dtype), in_keys=[inputs], out_keys=[value]
-    )
+    critic = make_critic(description, centralised=True)
     loss = objectives.ClipPPOLoss(policy, critic, normalize_advantage=False)
     keys = {key: (name, key) for key in ("action", "advantage", "value_target")}
-    loss.set_keys(value=value, sample_log_prob=(name, "action_log_prob"), **keys)
+    keys |= {"value": (name, "state_value")}
+    loss.set_keys(sample_log_prob=(name, "action_log_prob"), **keys)
     out = loss(td)
     torch.testing.assert_close(out["loss_objective"], -td[name, "advantage"].mean())
     (out["loss_objective"] + out["loss_entropy"]).backward()
