@@ -86,6 +86,10 @@ def test_frames_are_drawn_from_all_of_the_newest(capacity: int) -> None:
         assert set(data["number"].flatten().tolist()) == newest
         assert len(replay) == len(newest)
         assert data["inside"].all()
+    empty = ReplayBuffer(capacity, torch.device("cpu"), whole=False)
+    replay.load_state_dict(empty.state_dict())
+    replay.extend(*stream.batch())
+    assert len(replay) == ENVS * min(capacity // ENVS, FRAMES)
 
 
 def test_a_buffer_without_a_whole_episode_says_so() -> None:
