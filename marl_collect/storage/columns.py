@@ -83,7 +83,7 @@ class Column:
         """Bytes of one frame."""
         return prod(self.shape) * self.stored.itemsize
 
-    @property
+    @cached_property
     def is_large(self) -> bool:
         """Whether frames are stored as bytes."""
         return self.nbytes >= _LARGE or not self.nbytes

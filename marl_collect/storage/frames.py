@@ -167,15 +167,11 @@ class Transitions(Loadable):
             yield self.read(np.asarray(numbers[begin : begin + _PART], np.int64))
 
     def nested(
-        self,
-        tensors: Mapping[Key, torch.Tensor],
-        shape: Sequence[int],
-        *,
-        time: bool = True,
+        self, tensors: Mapping[Key, torch.Tensor], shape: Sequence[int]
     ) -> TensorDict:
-        """Return tensors ``[prod(shape), ...]`` as a TensorDict of that shape."""
+        """Return tensors ``[prod(shape), ...]`` as a TensorDict ``[..., time]``."""
         shaped = {key: t.view(*shape, *t.shape[1:]) for key, t in tensors.items()}
-        return assemble(shaped, shape, self.groups, time=time)
+        return assemble(shaped, shape, self.groups, time=True)
 
     def padded(
         self,
@@ -205,4 +201,4 @@ class Transitions(Loadable):
 
     def _items(self, numbers: NDArray[np.int64]) -> TensorDict:
         numbers = numbers if self.chosen is None else self.chosen[numbers]
-        return self.nested(self.read(numbers), [len(numbers)], time=False)
+        return assemble(self.read(numbers), [len(numbers)], self.groups)

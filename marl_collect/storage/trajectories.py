@@ -17,6 +17,7 @@ from marl_collect.collectors.statistics import episode_means
 from marl_collect.core.description import Key
 from marl_collect.core.replay import frames_of
 from marl_collect.core.seeding import episode_seeds
+from marl_collect.core.tensordicts import assemble
 from marl_collect.files.folders import completed
 from marl_collect.files.urls import local_folder
 from marl_collect.options import Option, require
@@ -375,4 +376,4 @@ class Trajectories(Sequence[TensorDict], Loadable):
         count = torch.from_numpy(steps).view(-1, 1)
         tensors[_STEPS,] = count
         tensors[_DISCOUNT,] = (gamma ** count.double()).float()
-        return self._frames.nested(tensors, [len(steps)], time=False)
+        return assemble(tensors, [len(steps)], self._frames.groups)
