@@ -175,68 +175,59 @@ def test_the_returns_line_shows_the_team_and_each_agent() -> None:
     assert line.endswith("team 36.00 · g 4.00 per agent")
 
 
-def test_the_progress_fits_into_80_columns_and_shows_the_time_left() -> None:
+def drawn(display: ProgressDisplay) -> str:
+    """Return what a terminal of 80 columns shows, without colours."""
     console = Console(width=80, file=io.StringIO(), force_terminal=True)
-    display = ProgressDisplay("a_long_name_v3" * 5, 10**8)
-    frames = 0
-    display.count(lambda: frames)
-    screens = []
-    for frames in (0, 25_000_000):  # noqa: B007 - read by the display
-        with console.capture() as captured:
-            console.print(display)
-        screens.append(captured.get())
-    assert "-:-- left" in screens[0]
-    assert "25,000,000/100,000,000 frames" in screens[1]
-    assert "0:00 left" in screens[1]
-    assert all(len(Text.from_ansi(line)) <= 80 for line in screens[1].splitlines())
-
-
-def test_a_conversion_shows_its_progress_in_80_columns() -> None:
-    console = Console(width=80, force_terminal=True)
-    display = ProgressDisplay("import " + "x" * 90, 0)
-    display.convert(0, 400, ())
-    with console.capture() as captured:
-        console.print(display)
-    assert "0/400 frames" in captured.get()
-    display.convert(100, 400, [EndedEpisode(0, 100, True, {"g": (1.5,)})])
     with console.capture() as captured:
         console.print(display)
     text = Text.from_ansi(captured.get()).plain
+    assert all(len(line) <= 80 for line in text.splitlines())
+    return text
+
+
+def test_the_progress_fits_into_80_columns_and_shows_the_time_left() -> None:
+    display = ProgressDisplay("a_long_name_v3" * 5, 10**8)
+    frames = 0
+    display.count(lambda: frames)
+    assert "-:-- left" in drawn(display)
+    frames = 25_000_000
+    text = drawn(display)
+    assert "25,000,000/100,000,000 frames" in text
+    assert "0:00 left" in text
+
+
+def test_a_conversion_shows_its_progress_in_80_columns() -> None:
+    display = ProgressDisplay("import " + "x" * 90, 0)
+    display.convert(0, 400, ())
+    assert "0/400 frames" in drawn(display)
+    display.convert(100, 400, [EndedEpisode(0, 100, True, {"g": (1.5,)})])
+    text = drawn(display)
     assert re.search(r"100/400 frames +[\d,]+ frames/s +0:0\d left", text)
     assert "mean return of the last 1 episode: team 1.50" in text
-    assert all(len(line) <= 80 for line in text.splitlines())
 
 
 def test_the_speed_is_that_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of at least five seconds: from the last time that is as long ago, or longer."""
     frames, now = 0, 100.0
     monkeypatch.setattr("marl_collect.cli.progress.time.monotonic", lambda: now)
-    console = Console(width=80, force_terminal=True)
     display = ProgressDisplay("t", 10_000)
     display.count(lambda: frames)
     speeds = []
     for seconds, added in ((1, 0), *[(1, 100)] * 10, *[(1, 10)] * 6, (60, 600)):
         now, frames = now + seconds, frames + added
-        with console.capture() as captured:
-            console.print(display)
-        match = re.search(r"([\d,]+) frames/s", Text.from_ansi(captured.get()).plain)
-        assert match is not None
-        speeds.append(int(match[1]))
-    assert speeds == [0, *[100] * 10, 85, 70, 55, 40, 25, 10, 10]
+        speeds += re.findall(r"([\d,]+) frames/s", drawn(display))
+    assert list(map(int, speeds)) == [0, *[100] * 10, 85, 70, 55, 40, 25, 10, 10]
 
 
 def test_the_time_left_is_of_the_mean_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     frames, now = 0, 100.0
     monkeypatch.setattr("marl_collect.cli.progress.time.monotonic", lambda: now)
-    console = Console(width=80, force_terminal=True)
     display = ProgressDisplay("t", 1000)
     display.count(lambda: frames)
     left = []
     for seconds, added in ((0, 0), (10, 250), (5, 250), (5, 500)):
         now, frames = now + seconds, frames + added
-        with console.capture() as captured:
-            console.print(display)
-        left += re.findall(r"(\S+) left", Text.from_ansi(captured.get()).plain)
+        left += re.findall(r"(\S+) left", drawn(display))
     assert left == ["-:--", "0:30", "0:15", "0:00"]
 
 
@@ -286,9 +277,6 @@ def test_names_are_neither_markup_nor_pictures() -> None:
     with err.capture() as printed:
         fail("[/x] is wrong")
     assert "error: [/x] is wrong" in printed.get()
-    console = Console(file=io.StringIO(), force_terminal=True)
     display = ProgressDisplay("[/x]:one:", 1, "frames")
     display.say("starting")
-    with console.capture() as printed:
-        console.print(display)
-    assert "[/x]:one:: starting" in printed.get()
+    assert "[/x]:one:: starting" in drawn(display)
