@@ -26,7 +26,7 @@ from support.clocks import LIMIT
 from support.internals import pool_of
 from support.processes import SOON, suspend, wait_until_gone
 from support.scripts import run_python
-from workloads.counting import CountingEnv, CountingError, Fault
+from workloads.counting import CountingError
 
 from marl_collect import ClosedError, MultiSyncCollector, RayCollector, WorkerError
 from marl_collect.distributed import pool
@@ -146,55 +146,6 @@ def test_a_lost_node_is_replaced_until_no_restart_is_left(
     wait_until_gone([actors_after[0]["pid"]])
     wait_until_nothing_is_in_use()
     assert (first["policy_version"] == 0).all()
-
-
-def test_an_error_is_raised_with_its_own_type_and_again_by_later_calls() -> None:
-    """As on one machine. A failure that was raised once is no worker to wait for."""
-
-    def raises() -> Any:
-        return CountingEnv(fault=Fault("raise", "reset", at=1))
-
-    factories = [CountingEnv, raises]
-    with RayCollector(factories, frames_per_batch=4, sync=True) as collector:
-        collector.next()
-        for ask in (collector.reset, collector.state_dict, collector.next):
-            with pytest.raises(CountingError, match="fault in reset") as raised:
-                ask()
-            cause = raised.value.__cause__
-            assert isinstance(cause, WorkerError)
-            assert cause.worker == 1
-            assert "strike" in cause.remote_traceback
-            assert any("actor 1" in note for note in raised.value.__notes__)
-
-
-def test_a_worker_that_hangs_is_killed_at_once() -> None:
-    with RayCollector(
-        hanging, frames_per_batch=20, timeout=5, max_restarts=0
-    ) as collector:
-        pid = collector.actors[0]["pid"]
-        (hung,) = pool_of(collector).pids
-        with pytest.raises(
-            WorkerError, match="hung 5 s in step.* no progress"
-        ) as error:
-            collector.next()
-        assert error.value.pid == hung
-        assert any("actor 0" in note for note in error.value.__notes__)
-    wait_until_gone([pid, hung])
-
-
-def test_a_worker_that_dies_is_replaced_without_asking_for_it(tmp_path: Path) -> None:
-    """max_restarts is enough. An exception is raised, as on one machine."""
-    dies = DiesOnce(tmp_path / "died", 7)
-    options: dict[str, Any] = {"sync": True, "frames_per_batch": 20}
-    with RayCollector([dies], **options) as collector:
-        assert collector.next().numel() == 20
-        assert collector.stats()["worker_restarts"] == 1
-    dies = DiesOnce(tmp_path / "again", 7)
-    with (
-        RayCollector([dies], max_restarts=0, **options) as collector,
-        pytest.raises(WorkerError, match="killed by SIGKILL"),
-    ):
-        collector.next()
 
 
 def test_a_worker_that_fails_again_and_again_is_an_error() -> None:

@@ -97,6 +97,7 @@ class Checked(ParallelEnv):
 
     def __init__(self, observed: Any, acted: Any, seed: int) -> None:
         self.observed, self.acted = observed, acted
+        self.received: list[Any] = []
         observed.seed(seed)
         self.shown = [
             {agent: observed.sample() for agent in self.possible_agents}
@@ -116,6 +117,7 @@ class Checked(ParallelEnv):
     def step(self, actions: Any) -> Any:
         for action in actions.values():
             assert self.acted.contains(action), (self.acted, action)
+        self.received.append(dict(actions))
         self.steps += 1
         over = self.steps == STEPS
         self.agents = [] if over else self.possible_agents
@@ -141,6 +143,18 @@ def arrays_of(value: Any, space: Any, key: tuple[str, ...]) -> Iterator[Any]:
         yield key, np.asarray(value)
 
 
+def starts_of(space: Any) -> Iterator[Any]:
+    """Yield the smallest number of each leaf of a space of actions."""
+    if isinstance(space, spaces.Dict):
+        for part in space.spaces.values():
+            yield from starts_of(part)
+    elif isinstance(space, spaces.Tuple):
+        for part in space.spaces:
+            yield from starts_of(part)
+    else:
+        yield getattr(space, "start", 0)
+
+
 def collect(env: Checked, policy: Any) -> None:
     """Collect an episode, and compare what is observed."""
     with Collector(
@@ -156,6 +170,13 @@ def collect(env: Checked, policy: Any) -> None:
                     stored = batch[leaf][step, row].numpy()
                     assert np.array_equal(stored, array), leaf
                     assert stored.dtype == array.dtype, leaf
+    # What the environment got does not change later.
+    for step, actions in enumerate(env.received[-STEPS:]):
+        for row, agent in enumerate(env.possible_agents):
+            taken = arrays_of(actions[agent], env.acted, ("agent", "action"))
+            for (leaf, array), first in zip(taken, starts_of(env.acted), strict=True):
+                stored = batch[leaf][step, row].numpy()
+                assert np.array_equal(stored, array - first), leaf
     assert batch["next", "done"].ravel().tolist() == [False] * (STEPS - 1) + [True]
 
 

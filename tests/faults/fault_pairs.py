@@ -29,7 +29,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -89,20 +89,22 @@ def leave_a_helper(folder: Path) -> None:
     (folder / f"helper-{pid}").touch()
 
 
+OUT_OF_MEMORY: Final = "killed by SIGKILL (often the out-of-memory killer"
+
 FIRST: Final[dict[str, tuple[Fault, str]]] = {
     "raise in step": (Fault("raise", at=3), "fault in step"),
     "raise in reset": (Fault("raise", "reset"), "fault in reset"),
     "hang in step": (Fault("hang", at=3), "hung 1 s in step"),
     "hang in reset": (Fault("hang", "reset"), "hung 1 s in reset"),
-    "kill in step": (Fault("kill", at=3), "SIGKILL"),
-    "kill in reset": (Fault("kill", "reset"), "SIGKILL"),
+    "kill in step": (Fault("kill", at=3), OUT_OF_MEMORY),
+    "kill in reset": (Fault("kill", "reset"), OUT_OF_MEMORY),
     "abort in step": (Fault("kill", at=3, signal=signal.SIGABRT), "SIGABRT"),
     "segfault in step": (Fault("kill", at=3, signal=signal.SIGSEGV), "SIGSEGV"),
     "exit in step": (Fault("exit", at=3), "exit code 3"),
     "raise what cannot be pickled": (Fault(raise_unpicklable, at=3), "holds a lock"),
     "stop in step": (Fault("kill", at=3, signal=signal.SIGSTOP), "hung 1 s in step"),
     "memory": (Fault(exceed_a_limit, at=3), "MemoryError"),
-    "fork and kill": (Fault("kill", at=3), "SIGKILL"),
+    "fork and kill": (Fault("kill", at=3), OUT_OF_MEMORY),
     "interrupt": (Fault("hang", at=3), "KeyboardInterrupt"),
     "full disk": (Fault("hang", at=100_000), "No space left"),
     "lost actor": (Fault("hang", at=3), "lost with actor"),
@@ -110,7 +112,7 @@ FIRST: Final[dict[str, tuple[Fault, str]]] = {
 """A fault, and what its error says."""
 
 EXIT_CODES: Final = {
-    "SIGKILL": -signal.SIGKILL,
+    OUT_OF_MEMORY: -signal.SIGKILL,
     "SIGABRT": -signal.SIGABRT,
     "SIGSEGV": -signal.SIGSEGV,
     "exit code 3": 3,
@@ -399,7 +401,7 @@ def check(pair: Pair, slack: float, clock: Clock | None = None) -> float:
             SUBJECTS[pair.subject](pair, folder) as (pids, use),
         ):
             error, seconds = first_error(pair, folder, use)
-            check_cause(pair, error)
+            check_cause(pair, error, pids)
             limit = PROMISED + slack + (TIMEOUT if expected(pair) == "hung" else 0.0)
             assert seconds < limit, f"reported after {seconds:.1f} s"
             # Before an interrupted step ends, ParallelEnv can still be used.
@@ -447,8 +449,8 @@ def first_error(
     raise AssertionError("no error was raised")
 
 
-def check_cause(pair: Pair, error: BaseException) -> None:
-    """Check that an error is about the first fault."""
+def check_cause(pair: Pair, error: BaseException, pids: Sequence[int]) -> None:
+    """Check that an error is about the first fault, in one of these processes."""
     text = f"{type(error).__name__}: {error}"
     assert FIRST[pair.first][1] in text, f"raised {text}"
     if pair.first in ("interrupt", "full disk") or pair.subject == "Collector":
@@ -458,10 +460,14 @@ def check_cause(pair: Pair, error: BaseException) -> None:
     if pair.first == "lost actor":
         assert cause.worker == pair.worker, text
         return
+    assert cause.pid in pids, text
     phase = FIRST[pair.first][0].phase
     reported = (cause.worker, cause.environment, cause.phase)
     assert reported == (pair.worker, pair.worker, phase), f"{reported} in {text}"
     assert cause.exitcode == EXIT_CODES.get(FIRST[pair.first][1], cause.exitcode), text
+    if pair.subject == "Ray":
+        notes = [*getattr(error, "__notes__", ()), *getattr(cause, "__notes__", ())]
+        assert any(f"actor {pair.worker}" in note for note in notes), notes
     if pair.first.startswith("raise"):
         assert f"{phase}_row" in cause.remote_traceback, cause.remote_traceback
 

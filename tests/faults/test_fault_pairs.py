@@ -35,10 +35,13 @@ PAIRS = [
     Pair("Evaluator", "kill in step", "kill", "other step", 0),
     Pair("Evaluator", "raise in step", "hang", "other close"),
     Pair("Evaluator", "hang in step", "fork", "same close"),
+    Pair("Evaluator", "interrupt"),
     Pair("Writer", "interrupt", "memory", "other close", 0),
 ]
 
 ON_RAY = [
+    Pair("Ray", "raise in reset"),
+    Pair("Ray", "hang in step"),
     Pair("Ray", "fork and kill", "raise", "other step"),
     Pair("Ray", "lost actor", "raise", "other close", 0),
 ]

@@ -41,38 +41,28 @@ def test_workers_have_the_trainers_environment_path_and_directory(
     assert surroundings == (["1", "1"], path, ["train.py", "--seed", "3"], path)
 
 
-def test_workers_bypass_the_caches_for_large_copies(
+def test_a_new_worker_has_its_name_its_threads_no_large_library_and_bypasses_the_caches(
     start_method: StartMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.perturb=0")
 
     def look(worker: Any, argument: Any) -> Any:
-        started = Path("/proc/self/environ").read_text()
-        return started.replace("\0", ":"), os.environ.get("GLIBC_TUNABLES")
+        started, name = (Path("/proc/self", n).read_text() for n in ("environ", "comm"))
+        large = {"torch", "tensordict", "numpy", "gymnasium"} & set(sys.modules)
+        variables = ("OMP_NUM_THREADS", "GLIBC_TUNABLES")
+        settings = [os.environ.get(variable) for variable in variables]
+        return name, large, started.replace("\0", ":"), *settings
 
+    options: Any = {"start_method": start_method, "num_threads": 3, "name": "pool"}
     preload = ("graphlib",)  # A server of its own, which starts now.
-    with WorkerPool(obey, [0], start_method=start_method, preload=preload) as pool:
-        pool.send(0, look)
-        _, (started, thresholds) = pool.receive()
+    with WorkerPool(obey, [0, 1], preload=preload, **options) as pool:
+        pool.send(1, look)
+        worker, (name, large, started, threads, thresholds) = pool.receive()
+    assert (worker, name, threads, large) == (1, "pool-1\n", "3", set())
     ours, users = "x86_non_temporal_threshold=0x10000", "glibc.malloc.perturb=0"
     # What comes last wins.
     assert f":GLIBC_TUNABLES=glibc.cpu.{ours}:{users}:" in started
     assert thresholds == users
-
-
-def test_a_new_worker_has_its_name_its_threads_and_no_large_library(
-    start_method: StartMethod,
-) -> None:
-    def look(worker: Any, argument: Any) -> Any:
-        large = {"torch", "tensordict", "numpy", "gymnasium"} & set(sys.modules)
-        name = Path("/proc/self/comm").read_text()
-        return name, os.environ["OMP_NUM_THREADS"], large
-
-    options: Any = {"start_method": start_method, "num_threads": 3, "name": "pool"}
-    preload = ("numbers",)  # By a server of its own.
-    with WorkerPool(obey, [0, 1], preload=preload, **options) as pool:
-        pool.send(1, look)
-        assert pool.receive() == (1, ("pool-1\n", "3", set()))
 
 
 @pytest.mark.torchrl_defect("D15")

@@ -96,19 +96,25 @@ def assert_gone(pidfds: Sequence[int], seconds: float = SOON) -> None:
 
 @pytest.mark.parametrize("without_pidfds", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_stuck_workers_end_with_a_trainer_that_was_killed_while_a_fork_of_it_lives(
+def test_stuck_workers_and_programs_end_with_a_killed_trainer_while_a_fork_of_it_lives(
     run: Run, number: int, without_pidfds: bool
 ) -> None:
     process, pidfds = run(
         """
+import subprocess
+
+def play(worker, argument):
+    program = subprocess.Popen(["sleep", "1000"]) if start_method != "spawn" else None
+    return [os.getppid(), *([program.pid] if program else [])]
+
 pool = WorkerPool(obey, [0, 1], start_method=start_method)
-pool.send(0, lambda worker, argument: os.getppid())
-_, starter = pool.receive()
+pool.broadcast(play)
+starters = pool.receive()[1] + pool.receive()[1]
 make_stuck(pool)
 libc = ctypes.CDLL(None)
 if libc.fork() == 0:  # Unknown to Python, with copies of all sockets.
     libc.pause()
-tell(starter, *pool.pids)
+tell(*starters, *pool.pids)
 signal.pause()
 """,
         without_pidfds=without_pidfds,
@@ -203,27 +209,6 @@ if {killed}:
     _, errors = process.communicate(timeout=SOON)
     assert (process.returncode, errors) == (0, "")
     assert_gone(pidfds, 0.0)
-
-
-@pytest.mark.parametrize("start_method", ["forkserver"])
-def test_programs_of_workers_end_with_a_killed_trainer(run: Run) -> None:
-    process, pidfds = run(
-        """
-import subprocess
-
-def play(worker, argument):
-    return [subprocess.Popen(["sleep", "1000"]).pid, os.getppid()]
-
-pool = WorkerPool(obey, [0, 1], start_method=start_method)
-pool.broadcast(play)
-programs = pool.receive()[1] + pool.receive()[1]
-make_stuck(pool)
-tell(*pool.pids, *programs)
-signal.pause()
-"""
-    )
-    process.kill()
-    assert_gone(pidfds)
 
 
 @pytest.mark.parametrize("thread", ["main", "other"])

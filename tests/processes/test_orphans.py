@@ -19,8 +19,6 @@ from marl_collect.processes import WorkerContext, WorkerPool
 
 @pytest.fixture
 def pool() -> Iterator[WorkerPool]:
-    # The arguments are what `fork_a_helper` does about SIGTERM: 0 is the default, and 1
-    # ignores it, so that its worker would wait for it until the pool gives up.
     with WorkerPool(obey, [0, 0]) as pool:
         yield pool
 
@@ -29,13 +27,6 @@ def opened(pool: WorkerPool, worker: int, start: Any) -> int:
     """Let a worker start a process and return its id; return a pidfd of it."""
     pool.send(worker, start)
     return os.pidfd_open(pool.receive([worker])[1])
-
-
-def start_program(pool: WorkerPool, worker: int, command: str = "sleep 1000") -> int:
-    def start(context: Any, argument: Any) -> Any:
-        return subprocess.Popen(["sh", "-c", f"exec {command}"]).pid
-
-    return opened(pool, worker, start)
 
 
 def has_ended(pidfd: int, seconds: float) -> bool:
@@ -48,7 +39,10 @@ def has_ended(pidfd: int, seconds: float) -> bool:
     ids=["ignores SIGTERM", "in its own session"],
 )
 def test_a_stubborn_program_ends_too(pool: WorkerPool, command: str) -> None:
-    program = start_program(pool, 0, command)
+    def start(context: Any, argument: Any) -> Any:
+        return subprocess.Popen(["sh", "-c", f"exec {command}"]).pid
+
+    program = opened(pool, 0, start)
     pool.close()
     assert has_ended(program, SOON)
 
@@ -69,7 +63,7 @@ def test_a_daemon_lives_as_long_as_its_worker(pool: WorkerPool) -> None:
 def test_programs_do_not_stay_as_zombies_of_the_server(pool: WorkerPool) -> None:
     pool.send(0, lambda context, argument: os.getppid())
     server = pool.receive()[1]
-    program = start_program(pool, 0)
+    program = opened(pool, 0, run_a_program)
     pool.close()
     assert has_ended(program, SOON)
     children = Path(f"/proc/{server}/task/{server}/children")
@@ -121,11 +115,13 @@ def test_shared_memory_of_a_killed_worker_is_removed_by_its_tracker(
         path.unlink(missing_ok=True)
 
 
-def fork_a_helper(context: WorkerContext, argument: Any) -> int:
+def fork_a_helper(
+    context: WorkerContext, argument: Any, on_sigterm: Any = signal.SIG_DFL
+) -> int:
     """Start a process of ``multiprocessing`` as environments do; return its id."""
 
     def wait() -> None:
-        signal.signal(signal.SIGTERM, argument or signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, on_sigterm)
         signal.sigwait([signal.SIGUSR1])
 
     multiprocessing = importlib.import_module("multiprocessing")
@@ -134,48 +130,55 @@ def fork_a_helper(context: WorkerContext, argument: Any) -> int:
     return helper.pid
 
 
-def forked(pool: WorkerPool, worker: int) -> int:
-    return opened(pool, worker, fork_a_helper)
+def fork_what_ignores_sigterm(context: WorkerContext, argument: Any) -> int:
+    return fork_a_helper(context, argument, signal.SIG_IGN)
 
 
-@pytest.mark.parametrize("start", [start_program, forked])
+def fork_twice(context: WorkerContext, argument: Any) -> int:
+    """Start a helper in another session, whose parent ends."""
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        os.write(writer, str(fork_a_helper(context, argument)).encode())
+        os._exit(0)
+    return int(os.read(reader, 100))
+
+
+def forget_the_environment(context: WorkerContext, argument: Any) -> int:
+    os.environ.clear()
+    return fork_a_helper(context, argument)
+
+
+def run_a_program(context: WorkerContext, argument: Any) -> int:
+    return subprocess.Popen(["sleep", "1000"]).pid
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        run_a_program,
+        fork_a_helper,
+        fork_what_ignores_sigterm,
+        fork_twice,
+        forget_the_environment,
+    ],
+)
 def test_only_processes_of_the_killed_worker_end(pool: WorkerPool, start: Any) -> None:
-    first, second = start(pool, 0), start(pool, 1)
+    first, second = (opened(pool, worker, start) for worker in (0, 1))
+    assert not has_ended(first, 0.3)
     os.kill(pool.pids[0], signal.SIGKILL)
     assert has_ended(first, SOON)
     assert not has_ended(second, 0.3)
-    pool.close()
+    os.kill(pool.pids[1], signal.SIGKILL)
     assert has_ended(second, SOON)
 
 
 def test_forked_helpers_end_with_each_restart(pool: WorkerPool) -> None:
     helpers = []
     for _ in range(3):
-        helpers.append(forked(pool, 0))
+        helpers.append(opened(pool, 0, fork_a_helper))
         pool.restart(0, 0)
         assert has_ended(helpers[-1], SOON)
-
-
-def test_a_forked_helper_that_ignores_sigterm_is_killed(pool: WorkerPool) -> None:
-    pool.restart(0, signal.SIG_IGN)
-    helper = forked(pool, 0)
-    os.kill(pool.pids[0], signal.SIGKILL)
-    assert has_ended(helper, SOON)
-
-
-def test_forks_of_a_forked_helper_end_too(pool: WorkerPool) -> None:
-    def fork_twice(context: Any, argument: Any) -> Any:
-        reader, writer = os.pipe()
-        if os.fork() == 0:
-            os.setsid()
-            os.write(writer, str(fork_a_helper(context, argument)).encode())
-            os._exit(0)
-        return int(os.read(reader, 100))
-
-    helper = opened(pool, 0, fork_twice)
-    assert not has_ended(helper, 0.3)  # Its own parent has ended, its worker has not.
-    os.kill(pool.pids[0], signal.SIGKILL)
-    assert has_ended(helper, SOON)
 
 
 def test_a_helper_of_a_nested_worker_ends_with_that_worker(pool: WorkerPool) -> None:
@@ -205,15 +208,3 @@ def test_a_process_whose_parent_has_ended_before_it_could_be_bound_ends() -> Non
     )
     assert run_python("-c", code.format("os.getppid()")).returncode == 7
     assert run_python("-c", code.format("os.getpid()")).returncode == 1
-
-
-def test_a_worker_keeps_its_mark_if_its_environment_variables_change(
-    pool: WorkerPool,
-) -> None:
-    def forget(context: Any, argument: Any) -> Any:
-        os.environ.clear()
-        return fork_a_helper(context, argument)
-
-    helper = opened(pool, 0, forget)
-    os.kill(pool.pids[0], signal.SIGKILL)
-    assert has_ended(helper, SOON)

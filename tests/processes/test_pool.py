@@ -1,6 +1,5 @@
 """Messages and errors of workers, in real processes."""
 
-import os
 import threading
 from typing import Any
 
@@ -9,26 +8,11 @@ from pool_tools import await_message, obey
 from support.processes import SOON, wait_until
 
 from marl_collect.errors import WorkerError
-from marl_collect.processes import Phase, WorkerPool
+from marl_collect.processes import WorkerPool
 from marl_collect.processes.launcher import StartMethod
-from marl_collect.processes.status_board import PHASE, STEPS
+from marl_collect.processes.status_board import STEPS
 
 # Workers get what is defined here by value: importing this file would import pytest.
-
-
-def test_each_worker_has_its_own_index_argument_and_process(
-    any_pool: WorkerPool,
-) -> None:
-    any_pool.broadcast(lambda worker, argument: (worker.index, argument, os.getpid()))
-    replies = dict(any_pool.receive() for _ in range(3))
-    assert replies == {i: (i, "abc"[i], any_pool.pids[i]) for i in range(3)}
-    assert len({os.getpid(), *any_pool.pids}) == 4
-
-
-def test_large_messages_pass_both_ways(pool: WorkerPool) -> None:
-    payload = os.urandom(5_000_000)
-    pool.send(1, lambda worker, argument: payload)
-    assert pool.receive() == (1, payload)
 
 
 def test_only_the_chosen_workers_are_waited_for(pool: WorkerPool) -> None:
@@ -54,27 +38,6 @@ def test_workers_that_are_ready_take_turns(pool: WorkerPool) -> None:
     wait_until(lambda: all(pool.steps(i) for i in range(3)))
     order = [pool.receive()[0] for _ in range(9)]
     assert order == [0, 1, 2] * 3
-
-
-def test_an_exception_is_raised_as_its_own_type_from_a_worker_error(
-    any_pool: WorkerPool,
-) -> None:
-    def fail(worker: Any, argument: Any) -> None:
-        worker.line.enter(Phase.RESET, environment=5)
-        raise LookupError("no such level")
-
-    any_pool.send(1, fail)
-    with pytest.raises(LookupError, match="no such level") as excinfo:
-        any_pool.receive()
-    cause = excinfo.value.__cause__
-    assert isinstance(cause, WorkerError)
-    assert (cause.worker, cause.phase, cause.environment) == (1, "reset", 5)
-    assert cause.pid == any_pool.pids[1]
-    assert "in fail" in cause.remote_traceback
-    with pytest.raises(LookupError):  # It is not forgotten.
-        any_pool.receive([1])
-    any_pool.send(0, lambda worker, argument: "fine")
-    assert any_pool.receive([0]) == (0, "fine")
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, StopIteration])
@@ -133,15 +96,3 @@ def test_a_main_that_cannot_be_unpickled_fails_with_its_traceback(
         pool.receive()
     assert isinstance(excinfo.value.__cause__, WorkerError)
     assert excinfo.value.__cause__.phase == "start"
-
-
-def test_the_progress_of_a_worker_can_be_read_at_any_time(pool: WorkerPool) -> None:
-    def step(worker: Any, argument: Any) -> None:
-        cells = worker.line.cells
-        cells[PHASE] = Phase.STEP
-        cells[STEPS] = 41
-        worker.receive()
-
-    pool.send(0, step)
-    wait_until(lambda: pool.steps(0) == 41)
-    assert pool.steps(1) == 0

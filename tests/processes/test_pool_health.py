@@ -1,13 +1,11 @@
 """Deaths, hangs and restarts of workers, which are really killed and stopped."""
 
-import ctypes
 import gc
 import os
 import pickle
 import signal
 import socket
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from itertools import count
@@ -77,34 +75,6 @@ def test_errors_of_workers_that_fail_together_keep_no_frame(
         assert wait_for_failure()() is None
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize(
-    ("fault", "text"),
-    [
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by SIGKILL .often"),
-        (lambda: ctypes.string_at(0), "killed by SIGSEGV"),
-        (lambda: os._exit(3), "exit code 3"),
-    ],
-    ids=["sigkill", "null", "exit"],
-)
-def test_a_death_is_reported_at_once_with_its_cause_and_place(
-    any_pool: WorkerPool, fault: Callable[[], object], text: str
-) -> None:
-    def die(worker: Any, argument: Any) -> None:
-        worker.line.enter(Phase.STEP, environment=9)
-        fault()
-
-    be_up(any_pool)
-    any_pool.send(1, die)
-    start = time.monotonic()
-    message = (
-        rf"Worker 1 \(pid {any_pool.pids[1]}\) ended unexpectedly in step "
-        "of environment 9"
-    )
-    with pytest.raises(WorkerError, match=rf"{message}: .*{text}"):
-        any_pool.receive()
-    assert time.monotonic() - start < SOON / 2
 
 
 def test_a_main_function_that_returns_early_is_reported(
@@ -204,16 +174,6 @@ def test_a_stopped_worker_is_given_up_where_there_is_no_limit(
         assert exit_codes(pool) == (-signal.SIGABRT,)
 
 
-def test_sending_to_a_dead_worker_is_reported_by_receive(pool: WorkerPool) -> None:
-    be_up(pool)
-    os.kill(pool.pids[0], signal.SIGKILL)
-    with pytest.raises(WorkerError, match="SIGKILL"):
-        pool.receive([0])
-    pool.send(0, lambda worker, argument: None)
-    with pytest.raises(WorkerError, match="SIGKILL"):
-        pool.receive([0])
-
-
 def runs_while_1_hangs(clock: Clock, pool: WorkerPool) -> None:
     """Let time pass while worker 1 is the only one without progress, in its step."""
     clock.runs_when = lambda: (
@@ -287,23 +247,6 @@ def test_check_sees_a_failure_and_a_death_and_keeps_messages(pool: WorkerPool) -
     with pytest.raises(WorkerError, match="Worker 1"):
         pool.check([1])
     assert pool.receive([2]) == (2, "kept")
-
-
-def test_a_restart_forgets_the_old_failure_and_keeps_the_steps(
-    pool: WorkerPool,
-) -> None:
-    def fail(worker: Any, argument: Any) -> None:
-        worker.line.cells[STEPS] = 100
-        raise LookupError
-
-    pool.send(1, fail)
-    with pytest.raises(LookupError):
-        pool.receive()
-    pool.restart(1, "new")
-    pool.send(1, lambda worker, argument: argument)
-    assert pool.receive() == (1, "new")
-    cells = pool.status_board.lines[1].cells
-    assert (cells[STEPS], cells[MESSAGES_READ]) == (100, 1)
 
 
 class DyingChild:

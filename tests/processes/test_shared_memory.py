@@ -24,14 +24,6 @@ from marl_collect.processes.status_board import (
 )
 
 
-def test_both_ends_see_the_same_bytes() -> None:
-    segment = Segment.create(1000, "a test")
-    other = Segment.attach(segment.handle)
-    segment.buffer[7] = 42
-    assert other.buffer[7] == 42
-    assert len(other.buffer) == 1000
-
-
 def test_arrays_outlive_the_segment() -> None:
     segment = Segment.create(1 << 20, "a test")
     array = np.frombuffer(segment.buffer, np.uint8)
