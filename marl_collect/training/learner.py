@@ -244,7 +244,10 @@ class Learner(abc.ABC):
         return nn.ModuleList(self.networks.values()).parameters()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that an exact resume needs."""
+        """Return everything that an exact resume needs.
+
+        Tensors are the learner's own and change with it, as in torch.
+        """
         modules = self.networks | self.untrained
         return {
             "networks": {name: net.state_dict() for name, net in modules.items()},
@@ -285,12 +288,15 @@ class Learner(abc.ABC):
             for name, net in parts.items():
                 net.load_state_dict(state["networks"][name])
         groups = {"param_groups": self.optimizer.state_dict()["param_groups"]}
-        self.optimizer.load_state_dict({**state["optimizer"], **groups})
+        # A copy, because the optimiser takes tensors over. Those of another learner
+        # would be changed by the steps of both.
+        moments = copy.deepcopy(state["optimizer"])
+        self.optimizer.load_state_dict({**moments, **groups})
         self.updates = state["updates"]
         self.frames = state["frames"]
         self._moments.clear()
-        for key, moments in state["moments"].items():
-            self._moments[key].load_state_dict(moments)
+        for key, of_rewards in state["moments"].items():
+            self._moments[key].load_state_dict(of_rewards)
         self.generator.set_state(state["generator"])
         set_torch_generators(state)
 
@@ -497,6 +503,22 @@ def trajectory_ids(batch: TensorDictBase) -> Tensor:
             "track_traj_ids=False."
         )
     return ids
+
+
+def follow(target: nn.Module, trained: nn.Module, share: float) -> None:
+    """Move the weights of a target network towards those that are trained.
+
+    They are looked up in each call, because a copy of a learner has its own.
+
+    Args:
+        target: whose weights change.
+        trained: network with the same weights by name.
+        share: of the trained weights in the new ones; 1 copies them.
+    """
+    targets, weights = (
+        [weight.data for weight in net.parameters()] for net in (target, trained)
+    )
+    torch._foreach_lerp_(targets, weights, share)  # One call for all of them.
 
 
 @final

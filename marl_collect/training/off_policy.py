@@ -15,7 +15,7 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.tensordicts import take_rows
 from marl_collect.core.torch_defaults import float32_on
 from marl_collect.training.advantages import waiting
-from marl_collect.training.learner import Learner, Metrics, each_once
+from marl_collect.training.learner import Learner, Metrics, each_once, follow
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.replay_buffer import ReplayBuffer
 
@@ -80,9 +80,6 @@ class OffPolicyLearner(Learner):
         """Set the trained networks, and target networks with the same weights."""
         self.online = online
         self.target = copy.deepcopy(online).requires_grad_(requires_grad=False)
-        # Both lists view the memory of the networks.
-        self._trained = [weight.data for weight in self.online.parameters()]
-        self._targets = [weight.data for weight in self.target.parameters()]
 
     @property
     def untrained(self) -> dict[str, nn.Module]:
@@ -91,7 +88,7 @@ class OffPolicyLearner(Learner):
 
     @override
     def synchronise(self) -> None:
-        torch._foreach_copy_(self._targets, self._trained)
+        follow(self.target, self.online, 1.0)
 
     @override
     def learn(self, batch: TensorDictBase, progress: float) -> Metrics:
@@ -116,8 +113,7 @@ class OffPolicyLearner(Learner):
                 self._step(minibatch, value.max_grad_norm, apart=self.clips_apart)
             )
             if self.updates % value.target_interval == 0:
-                # One call for all networks.
-                torch._foreach_lerp_(self._targets, self._trained, value.tau)
+                follow(self.target, self.online, value.tau)
         return nothing | self._means(steps)
 
     @abc.abstractmethod

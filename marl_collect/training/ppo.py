@@ -43,6 +43,7 @@ from marl_collect.training.learner import (
     Learner,
     Metrics,
     each_once,
+    follow,
     training_rewards,
     trajectory_ids,
 )
@@ -205,18 +206,9 @@ class PPOLearner(Learner):
                         minibatch, self.ppo.max_grad_norm, apart=self.ppo.clip_apart
                     )
                 )
-                self._follow()
+                if self.target is not None and self.ppo.target_tau is not None:
+                    follow(self.target, self.critic, self.ppo.target_tau)
         return self._means(steps) | {"lr": share * self.ppo.lr}
-
-    def _follow(self) -> None:
-        """Move the target critic towards the critic."""
-        tau = self.ppo.target_tau
-        if self.target is not None and tau is not None:
-            weights, targets = (
-                [weight.data for weight in net.parameters()]
-                for net in (self.critic, self.target)
-            )
-            torch._foreach_lerp_(targets, weights, tau)
 
     @property
     @override

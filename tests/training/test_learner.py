@@ -4,6 +4,7 @@ Padding has no influence, and other forms of batches are errors.
 """
 
 import copy
+import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -382,6 +383,41 @@ def test_a_loaded_learner_keeps_its_own_options(name: str) -> None:
     assert not torch.equal(first._scaled("hunter", rewards), rewards)
     if name.startswith("iql"):
         assert second.optimizer.param_groups[0]["lr"] == TrainingOptions().value.lr
+
+
+WITH_TARGETS: dict[str, Any] = {"ppo.target_tau": 0.1}
+
+
+def loaded(learner: Any, name: str) -> Any:
+    other = make(name, seed=1, **WITH_TARGETS)
+    other.load_state_dict(learner.state_dict())
+    return other
+
+
+@pytest.mark.parametrize("name", ["mappo-local-shared", "qmix-local-shared"])
+@pytest.mark.parametrize(
+    "copied",
+    [
+        loaded,
+        lambda learner, _: copy.deepcopy(learner),
+        lambda learner, _: pickle.loads(pickle.dumps(learner)),
+    ],
+    ids=["state_dict", "deepcopy", "pickle"],
+)
+def test_a_copy_of_a_learner_learns_what_it_does_and_does_not_disturb_it(
+    copied: Any, name: str
+) -> None:
+    learner, undisturbed = (make(name, **WITH_TARGETS) for _ in range(2))
+    learnt = batches(learner, 3)
+    weights_after(learner, learnt[0])
+    weights_after(undisturbed, learnt[0])
+    other = copied(learner, name)
+    from_copy = weights_after(other, *learnt[1:])
+    expected = weights_after(undisturbed, *learnt[1:])
+    actual = weights_after(learner, *learnt[1:])
+    for one, two, three in zip(expected, actual, from_copy, strict=True):
+        assert torch.equal(one, two)
+        assert torch.equal(one, three)
 
 
 def test_equal_rewards_become_zeros() -> None:
