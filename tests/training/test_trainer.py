@@ -70,6 +70,7 @@ COUNTING = TrainingOptions().with_settings(
     }
 )
 HUNTERS = partial(CountingEnv, n_prey=0)
+equal = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +107,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     folders = [RunFolder(tmp_path / name) for name in ("straight", "stopped")]
     first_checkpoint, second_checkpoint = (f.read_checkpoint(LAST) for f in folders)
     assert first_checkpoint["windows"] == second_checkpoint["windows"]
-    for network, weights in first_checkpoint["learner"]["networks"].items():
-        for key, value in weights.items():
-            assert torch.equal(
-                torch.as_tensor(value),
-                torch.as_tensor(second_checkpoint["learner"]["networks"][network][key]),
-            ), (network, key)
+    equal(*(c["learner"]["networks"] for c in (first_checkpoint, second_checkpoint)))
     skipped = {"seconds_collecting", "seconds_training", "seconds_evaluating"}
     straight_table, stopped_table = (
         [{k: v for k, v in row.items() if k not in skipped} for row in folder.rows()]
@@ -166,9 +162,7 @@ def test_runs_under_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     started = checkpoint_of("started by torchrun")
-    for network, weights in alone["networks"].items():
-        for name, value in weights.items():
-            assert torch.equal(value, started["networks"][network][name]), name
+    equal(alone["networks"], started["networks"])
 
 
 def test_runs_are_saved_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,8 +404,7 @@ def test_of_equal_evaluations_the_newest_weights_are_the_best(tmp_path: Path) ->
     saved = torch.load(tmp_path / BEST)
     last = torch.load(tmp_path / LAST, weights_only=False)
     assert saved["frames"] == last["windows"][-1]["frames"] >= COUNTING.frames
-    for name, tensor in last["networks"]["policy"].items():
-        assert torch.equal(saved["networks"]["policy"][name], tensor)
+    equal(saved["networks"]["policy"], last["networks"]["policy"])
 
 
 def test_the_learning_rate_is_never_negative(tmp_path: Path) -> None:
