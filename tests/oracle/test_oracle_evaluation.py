@@ -24,6 +24,11 @@ pytestmark = [
 DETERMINISTIC = InteractionType.DETERMINISTIC
 
 
+def first_episodes(seed: int, episode: int, level: int) -> dict[str, int]:
+    assert episode == 0  # Whichever worker plays it, and also beyond the given seeds.
+    return curriculum(seed, episode, level)
+
+
 def play(
     world: World, policy: Any, name: str, seed: int, explore: Any, options: Any
 ) -> tuple[Ended, Any]:
@@ -92,10 +97,17 @@ def test_episodes_are_those_of_their_seeds(data: st.DataObject) -> None:
     limit = draw(st.none() | st.integers(1, 6))
     options: Any = {"num_workers": draw(st.integers(1, 2))}
     options |= {"max_frames_per_traj": limit}
+
     if draw(st.booleans()):
-        # Its number is always 0, whichever worker plays the episode.
-        options |= {"curriculum": curriculum, "level": draw(st.integers(0, 2))}
+        options |= {"curriculum": first_episodes, "level": draw(st.integers(0, 2))}
     compare(world, name, seeds, each, DETERMINISTIC, episodes=count, **options)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tasks_are_those_of_first_episodes(workers: int) -> None:
+    options: Any = {"curriculum": first_episodes, "level": 2, "num_workers": workers}
+    world = World(length=2, fixed=True)
+    compare(world, "random", 1, 2, DETERMINISTIC, episodes=5, **options)
 
 
 SAMPLED = "shared", "recurrent", "assigned_networks", "assigned_pool"

@@ -8,63 +8,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from pettingzoo import ParallelEnv as ZooParallelEnv
 
-from marl_collect import Collector, evaluate
+from marl_collect import Collector
 from marl_collect.core.batched import BatchedEnv, Step
 from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.envs.agent_lists import AgentLists
 from marl_collect.envs.gymnasium_vector import GymnasiumVectorEnv
 from marl_collect.envs.pettingzoo.env import PettingZooWrapper
-
-
-class Lengths(ZooParallelEnv[str, Any, Any]):
-    """Episodes as long as their task says."""
-
-    metadata = {"name": "lengths_v0"}
-    possible_agents = ["a"]
-    length = 2
-
-    def observation_space(self, agent: str) -> spaces.Space[Any]:
-        del agent
-        return spaces.Box(0, np.inf, (1,), np.float32)
-
-    def action_space(self, agent: str) -> spaces.Space[Any]:
-        del agent
-        return spaces.Discrete(2)
-
-    def set_task(self, length: int) -> None:
-        self.length = length
-
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        del seed, options
-        self.agents, self.left = ["a"], self.length
-        return {"a": np.full(1, self.left, np.float32)}, {"a": {}}
-
-    def step(self, actions: Any) -> Any:
-        self.left -= 1
-        over = {"a": self.left == 0}
-        self.agents = [] if over["a"] else ["a"]
-        no = {"a": False}
-        return {"a": np.full(1, self.left, np.float32)}, {"a": 1.0}, over, no, {"a": {}}
-
-
-@pytest.mark.processes
-def test_episodes_of_an_evaluation_have_number_0_also_beyond_its_seeds() -> None:
-    def curriculum(seed: int, episode: int, level: int) -> int:
-        assert episode == 0  # In a process, from which the error is raised here.
-        return 2 if seed % 2 else 50 * level  # Some environments have long waited.
-
-    result = evaluate(
-        None,
-        lambda: PettingZooWrapper(Lengths()),
-        episodes=9,
-        envs_per_worker=4,
-        curriculum=curriculum,
-        level=1,
-    )
-    assert set(result.lengths) == {2, 50}
 
 
 class Room(gym.Env[Any, Any]):
