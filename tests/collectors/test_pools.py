@@ -185,35 +185,3 @@ def test_an_evaluator_plays_against_the_versions_of_now() -> None:
             pool.update()
     # Evaluations are no training: they do not count.
     assert pool.games.sum() == 0
-
-
-class Counts(Shift):
-    """Counts its calls in a frozen parameter, in the place of the weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = nn.Parameter(torch.zeros(()), requires_grad=False)
-
-    def forward(self, td: Any) -> Any:
-        self.calls.add_(1)
-        td = super().forward(td)
-        td["hunter", "weight"] = td["hunter", "weight"] * 0 + self.calls
-        return td
-
-
-@pytest.mark.parametrize("options", [{}, {"policy_factory": Counts}])
-def test_an_update_resets_frozen_parameters_that_workers_have_written(
-    options: dict[str, Any],
-) -> None:
-    policy = Counts()
-    with MultiSyncCollector(
-        [CountingEnv], policy, frames_per_batch=4, seed=0, total_frames=16, **options
-    ) as collector:
-        values = []
-        for batch in collector:
-            values.append(batch["hunter", "weight"][0, :, 0].tolist())
-            with torch.no_grad():
-                policy.weight.add_(1)
-            collector.update_policy_weights_()
-    # Each begins with the trainer's values, which trial calls have not changed.
-    assert values == [[1.0, 2.0, 3.0, 4.0]] * 4

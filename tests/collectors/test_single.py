@@ -59,15 +59,6 @@ def test_writing_into_a_batch_changes_no_later_frame() -> None:
             leaf.fill_(1)
 
 
-def test_mean_returns_of_groups_are_those_of_their_agents() -> None:
-    running = collector(frames=40, total_frames=100)
-    assert sum(batch.numel() for batch in running) == 120
-    stats = running.stats()
-    means = stats["mean_returns"].items()
-    groups = {group: sum(agents) / len(agents) for group, agents in means}
-    assert stats["mean_group_returns"] == pytest.approx(groups)
-
-
 def test_environments_that_differ_are_refused() -> None:
     factories = [CountingEnv, lambda: CountingEnv(n_prey=4)]
     with pytest.raises(ValueError, match="environment 1"):
@@ -102,20 +93,6 @@ def test_random_frames_are_refused_if_the_policy_reshapes_an_observation() -> No
         collector.next()
 
 
-def test_random_frames_are_stored_as_numbers_of_the_policy() -> None:
-    image = ("hunter", "observation", "image")
-
-    def policy(td: TensorDictBase) -> None:
-        td[image] = td[image].float()
-        td["hunter", "action"] = td[image][..., 0, 0, 0].long() * 0
-
-    make_env = lambda: CountingEnv(n_prey=0, image=(2, 2, 1))  # noqa: E731
-    with Collector(
-        make_env, policy, frames_per_batch=8, init_random_frames=8
-    ) as collector:
-        assert collector.next()[image].dtype == torch.float32
-
-
 @pytest.mark.mounts
 def test_what_is_built_in_inference_mode_works_outside_too() -> None:
     with torch.inference_mode():
@@ -145,18 +122,6 @@ def test_it_collects_where_proc_is_not_mounted() -> None:
 K = 3
 Worlds = partial(CountingWorlds, K, action_mask=True)
 KEYWORDS: Any = {"frames_per_batch": 24 * K, "total_frames": -1, "seed": 5}
-
-
-def test_worlds_that_reset_themselves_begin_new_episodes() -> None:
-    factory = partial(CountingWorlds, K, resets_itself=True)
-    with (
-        Collector(factory, None, **KEYWORDS) as straight,
-        Collector(factory, None, **KEYWORDS) as other,
-    ):
-        straight.next()
-        with pytest.warns(UserWarning, match="does not repeat its episodes"):
-            other.load_state_dict(straight.state_dict())
-        assert (other.next()["hunter", "observation"][:, 0, 0, 1] == 0).all()
 
 
 def test_worlds_are_described_like_one() -> None:

@@ -125,7 +125,9 @@ def test_worlds_that_do_not_repeat_begin_anew() -> None:
         for collector in (host, device):
             with pytest.warns(UserWarning, match="does not repeat its episodes"):
                 collector.load_state_dict(state)
-        check_equal(device.next(), host.next())
+        batch = device.next()
+        check_equal(batch, host.next())
+        assert ((batch["collector", "traj_ids"][:, 0] & 0xFFFFFFFF) > 0).all()
 
 
 def command(collector: Any, number: int) -> None:

@@ -444,9 +444,12 @@ class _Run:
             for group, names in groups.items():
                 for i, name in enumerate(names):
                     expected[f"{group} {i}"] = means[name]
+                returns = [means[name] for name in names]
+                expected[f"{group} all"] = sum(returns) / len(returns)
         actual = {name: stats.get(name) for name in expected}
         for group, returns in stats.get("mean_returns", {}).items():
             actual |= {f"{group} {i}": value for i, value in enumerate(returns)}
+            actual[f"{group} all"] = stats["mean_group_returns"][group]
         self.require(
             actual == pytest.approx(expected),
             f"{location}: stats() has {actual}, but should have {expected}",

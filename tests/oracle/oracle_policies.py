@@ -593,17 +593,18 @@ def counts(world: World) -> Any:
 # Policies with statistics
 
 
-class RunningMean(nn.Module):
-    """Keeps the mean of its inputs, in buffers or plain attributes."""
+class RunningSum(nn.Module):
+    """Keeps the sum of its inputs, in a buffer, a frozen parameter or an attribute."""
 
-    def __init__(self, world: World, *, buffers: bool) -> None:
+    def __init__(self, world: World, kept: str) -> None:
         super().__init__()
         self.world = world
         total = torch.zeros((), dtype=torch.float64)
-        if buffers:
+        if kept == "buffer":
             self.register_buffer("total", total)
         else:
-            self.total = total
+            frozen = nn.Parameter(total, requires_grad=False)
+            self.total = frozen if kept == "parameter" else total
 
     def forward(self, td: TensorDictBase) -> TensorDictBase:
         for group in self.world.groups:
@@ -617,12 +618,17 @@ class RunningMean(nn.Module):
 
 @kind(alone=True, keeps=True)
 def statistics(world: World) -> Any:
-    return RunningMean(world, buffers=False)
+    return RunningSum(world, "attribute")
 
 
 @kind(alone=True, keeps=True, weights=True)
 def statistics_in_buffers(world: World) -> Any:
-    return RunningMean(world, buffers=True)
+    return RunningSum(world, "buffer")
+
+
+@kind(alone=True, keeps=True, weights=True)
+def statistics_in_frozen_parameters(world: World) -> Any:
+    return RunningSum(world, "parameter")
 
 
 @kind(exact=False, alone=True, keeps=True, weights=True)

@@ -14,6 +14,9 @@ from oracle_policies import CHANGES, KINDS
 from oracle_strategies import cases, replacements
 from oracle_worlds import Group, World
 
+from marl_collect.buffers import frame_writer
+from marl_collect.core.description import SMALL
+
 TIMES = int(os.environ.get("MARL_COLLECT_TIMES", "1"))
 """How many times the usual number of examples is drawn."""
 
@@ -111,11 +114,14 @@ def test_trajectories_of_batches(
     ("collector", "more"),
     [("Collector", {}), ("sync", {}), ("sync", {"prefetch": True})],
 )
-@pytest.mark.parametrize("policy", ["level", "normaliser", "assigned"])
+@pytest.mark.parametrize(
+    "policy", ["level", "normaliser", "assigned", "image_to_float"]
+)
 def test_random_frames_come_first(policy: str, collector: str, more: Any) -> None:
+    world = next(world for world in WORLDS if KINDS[policy].suits(world))
     options = {"init_random_frames": 20, "update_at_each_batch": policy == "level"}
     two: Any = {"workers" if collector == "sync" else "each": 2}
-    case = Case(WORLDS[0], policy, "policy", collector, **two, options=options | more)
+    case = Case(world, policy, "policy", collector, **two, options=options | more)
     assert check(replace(case, events=((), (), ()))) == 32
 
 
@@ -168,6 +174,19 @@ def test_policies_in_workers_and_beside_processes(name: str, collector: str) -> 
 def test_compact_observations_that_a_policy_changes(name: str, collector: str) -> None:
     case = Case(WORLDS[0], name, collector=collector, each=2, frames=6)
     assert check(replace(case, options={"compact_obs": True})) == 24
+
+
+@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize("small", [0, SMALL])
+def test_frames_are_written_in_blocks_or_if_they_are_large_one_by_one(
+    small: int, compact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_writer, "SMALL", small)
+    monkeypatch.setattr(frame_writer, "_BLOCK", 8)
+    options = {"compact_obs": compact}
+    for each in (1, 3):
+        case = Case(WORLDS[2], "random", each=each, frames=20, options=options)
+        assert check(case) == 40 * each
 
 
 @pytest.mark.parametrize("event", [("seed", 7), ("reset",), ("resume",)])
@@ -360,6 +379,13 @@ def test_every_kind_of_setting_acts_after_each_update(name: str, kind: str) -> N
     events = ((("update",),),) * (len(CHANGES) + 1)
     case = Case(WORLDS[0], name, collector=kind, each=2, frames=4, events=events)
     assert check(case) > 0
+
+
+@pytest.mark.parametrize("source", ["policy", "factory"])
+@pytest.mark.parametrize("kept", ["buffers", "frozen_parameters"])
+def test_an_update_resets_what_workers_have_written(kept: str, source: str) -> None:
+    case = Case(WORLDS[0], f"statistics_in_{kept}", source, "sync", each=2, frames=4)
+    assert check(replace(case, events=((("update",),),) * 3)) == 32
 
 
 @pytest.mark.parametrize("kind", ["Collector", "halves", "sync"])
