@@ -1,5 +1,6 @@
 """Arguments, methods and combinations that other files do not test."""
 
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -130,16 +131,14 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("kind", WORKERS)
-@pytest.mark.parametrize("ask", ["getattr_env", "getattr_policy"])
-def test_an_attribute_that_fails_is_an_error_and_the_collector_lives(
-    kind: Any, ask: str
-) -> None:
+def test_an_attribute_that_fails_is_an_error_and_the_collector_lives(kind: Any) -> None:
     with kind(
         [awkward_env] * 2, policy_factory=awkward_policy, frames_per_batch=10, seed=0
     ) as collector:
         pids = collector.worker_pids
         batches = [collector.next().clone()]
-        for name, error, text in ERRORS:
+        asks = ("getattr_env", "getattr_policy")
+        for ask, (name, error, text) in itertools.product(asks, ERRORS):
             with pytest.raises(error, match=text) as info:
                 getattr(collector, ask)(name)
             cause = worker_error_of(info.value)
@@ -229,7 +228,7 @@ def test_a_policy_that_cannot_be_copied_acts_itself_in_a_collector() -> None:
         MultiSyncCollector(CountingEnv, policy, num_workers=1, frames_per_batch=10)
 
 
-@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+@pytest.mark.parametrize("kind", WORKERS)
 def test_a_policy_that_cannot_be_pickled_supplies_weights_to_policies_of_a_factory(
     kind: Any,
 ) -> None:
@@ -260,7 +259,7 @@ def test_a_policy_that_cannot_be_pickled_supplies_weights_to_policies_of_a_facto
         assert (collector.next()["prey", "action"] == 0.25).all()
 
 
-@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+@pytest.mark.parametrize("kind", WORKERS)
 def test_weights_that_do_not_fit_the_policies_of_a_factory_are_refused(
     kind: Any,
 ) -> None:
@@ -314,26 +313,17 @@ def test_the_repr_has_size_version_and_frames(
         assert repr(collector) == f"{name}({outline}, version 0, 0 frames)"
         for _ in range(30):
             collector.next()
-        after = f"{name}({outline}, version 0, 1,200 frames"
+        collector.load_state_dict(collector.state_dict() | {"policy_version": 12})
+        after = f"{name}({outline}, version 12, 1,200 frames"
+        if kind is not Collector:
+            pool_of(collector).close(1.0)  # It does not contact workers.
         assert repr(collector) == f"{after})"
     assert repr(collector) == f"{after}, closed)"
 
 
-def test_the_repr_has_the_version_of_the_last_update() -> None:
-    with Collector(CountingEnv, frames_per_batch=5) as collector:
-        collector.load_state_dict(collector.state_dict() | {"policy_version": 12})
-        assert "1 environment, [1, 5], version 12, 0 frames" in repr(collector)
-
-
-@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])
+@every_kind
 def test_a_collector_that_was_not_started_has_a_repr(kind: Any) -> None:
     assert repr(kind.__new__(kind)) == f"{kind.__name__}(not started)"
-
-
-def test_the_repr_does_not_contact_workers() -> None:
-    with MultiSyncCollector(FACTORIES, frames_per_batch=40, num_workers=2) as collector:
-        pool_of(collector).close(1.0)
-        assert repr(collector).startswith("MultiSyncCollector(2 workers x 2 ")
 
 
 def test_workers_of_different_sizes_are_summed() -> None:
@@ -373,21 +363,16 @@ def test_set_seed_and_shutdown_take_torchrls_arguments() -> None:
     first.shutdown(None, close_env=True)
 
 
-@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])
-@pytest.mark.parametrize(
-    ("name", "advice"),
-    [("map_fn", "getattr_env"), ("get_policy_version", "use policy_version")],
-)
-def test_a_method_without_a_place_here_names_the_way(
-    kind: Any, name: str, advice: str
-) -> None:
-    with (
-        collector(kind) as running,
-        pytest.raises(
-            AttributeError, match=rf"{kind.__name__} has no {name}: .*{advice}"
-        ),
-    ):
-        getattr(running, name)
+@every_kind
+def test_a_method_without_a_place_here_names_the_way(kind: Any) -> None:
+    with collector(kind) as running:
+        for name, advice in [
+            ("map_fn", "getattr_env"),
+            ("get_policy_version", "use policy_version"),
+        ]:
+            message = rf"{kind.__name__} has no {name}: .*{advice}"
+            with pytest.raises(AttributeError, match=message):
+                getattr(running, name)
 
 
 @pytest.mark.parametrize(

@@ -209,16 +209,17 @@ def test_a_state_that_does_not_fit_changes_nothing(
         second.next()
 
 
-@pytest.mark.parametrize("wrong", [[1], [1, 2], [True], [True] * 3, [0, 1], "ab"])
-def test_reset_idx_must_have_one_bool_per_worker(wrong: Any) -> None:
+def test_reset_idx_must_have_one_bool_per_worker() -> None:
     with MultiSyncCollector(
         [CountingEnv] * 2, **options(frames_per_batch=4)
     ) as collector:
         collector.next()
-        with pytest.raises(
-            ValueError, match=r"for each of the 2 workers.*\[True, False"
-        ):
-            collector.reset(wrong)
+        wrong: Any
+        for wrong in ([1], [1, 2], [True], [True] * 3, [0, 1], "ab"):
+            with pytest.raises(
+                ValueError, match=r"for each of the 2 workers.*\[True, False"
+            ):
+                collector.reset(wrong)
         assert (collector.next()["collector", "traj_ids"][:, 0] % (1 << 32) == 0).all()
         mask: Any = torch.tensor([True, False])
         collector.reset(mask)

