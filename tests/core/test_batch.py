@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
-from workloads.counting import CountingEnv
+from workloads.counting import CountingEnv, CountingError, Fault
 
+from marl_collect import SerialEnv
 from marl_collect.core.batch import SerialBatch
 
 
@@ -36,3 +37,22 @@ def test_close_closes_everything_and_raises_the_first_error(raising: list[int]) 
         SerialBatch(envs).close()
     assert excinfo.value is errors[raising[0]]
     assert [env.closed for env in envs] == [1, 1, 1]
+
+
+def test_environments_built_before_an_error_are_closed() -> None:
+    closed: list[CountingEnv] = []
+
+    def good() -> CountingEnv:
+        env: Any = CountingEnv()
+        close = env.close
+
+        def noting() -> None:
+            closed.append(env)
+            close()
+
+        env.close = noting
+        return env
+
+    with pytest.raises(CountingError):
+        SerialEnv(3, [good, good, lambda: CountingEnv(fault=Fault("raise", "create"))])
+    assert len(closed) == 2

@@ -41,6 +41,15 @@ def test_the_largest_integers_of_a_dtype_do_not_overflow(dtype: Any) -> None:
     assert Sampler(("g", "action"), space, 1, False, None).actions(noise)[0, 0] > middle
 
 
+@pytest.mark.filterwarnings("error")
+def test_random_actions_in_the_widest_box_are_finite() -> None:
+    largest = float(np.finfo(np.float64).max)
+    actions = drawn(spaces.Box(-largest, largest, (2,), np.float64))
+    assert np.isfinite(actions).all()
+    assert (actions < 0).any()
+    assert (actions > 0).any()
+
+
 def test_without_an_upper_bound_integers_begin_at_the_lower_one() -> None:
     space = spaces.Box(2, np.inf, (1,), np.int64)
     values = drawn(space)

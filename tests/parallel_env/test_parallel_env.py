@@ -1,5 +1,6 @@
 """ParallelEnv gives exactly the data of SerialEnv, with any spread over processes."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -62,6 +63,22 @@ def test_data_equal_those_of_serial_env(
             expected_frame.keys(True, True)
         )
         assert (actual_frame == expected_frame).all()
+
+
+def test_a_serial_env_gives_the_same_data_as_its_environments_alone() -> None:
+    """Environment 0 of a batch has the seeds of a single environment."""
+    with SerialEnv(3, CountingEnv) as batch, CountingEnv() as single_env:
+        for env in (batch, single_env):
+            env.set_seed(11)
+        torch.manual_seed(0)
+        rollout = batch.rollout(30, break_when_any_done=False)
+        actions = {g: rollout[0][g, "action"] for g in batch.group_map}
+        root = single_env.reset()
+        for frame in range(30):
+            for group, group_actions in actions.items():
+                root[group, "action"] = group_actions[frame]
+            step, root = single_env.step_and_maybe_reset(root)
+            assert (step == rollout[0, frame]).all()
 
 
 def test_shapes_and_spaces_are_those_of_one_environment_batched() -> None:
@@ -131,7 +148,8 @@ def test_after_close_every_call_raises_an_error(kind: Any) -> None:
     env.close()
     env.close()
     assert env.is_closed
-    for call in (lambda: env.step(root), env.reset, env.render):
+    attribute = partial(env.get_attr, "steps")
+    for call in (lambda: env.step(root), env.reset, env.render, attribute):
         with pytest.raises(ClosedError, match="is closed"):
             call()
 

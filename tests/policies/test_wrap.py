@@ -1,12 +1,9 @@
 """A user's policy is wrapped, used without wrapping, or refused with advice."""
 
-import warnings
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -170,17 +167,3 @@ def test_an_assign_that_fails_later_names_itself_and_the_seed() -> None:
         collector.next()
     notes = excinfo.value.__notes__
     assert any(note.startswith("Raised by assign(seed=") for note in notes)
-
-
-def test_random_actions_in_the_widest_box_are_finite() -> None:
-    from marl_collect.core.random_actions import Sampler
-
-    largest = float(np.finfo(np.float64).max)
-    box: Any = spaces.Box(-largest, largest, (2,), np.float64)
-    noise = np.random.default_rng(0).random((100, 1, 2))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        actions = Sampler(("g", "action"), box, 1, False, None).actions(noise)
-    assert np.isfinite(actions).all()
-    assert (actions < 0).any()
-    assert (actions > 0).any()
