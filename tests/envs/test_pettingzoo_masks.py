@@ -141,6 +141,11 @@ def test_agents_with_and_without_a_mask_need_different_groups() -> None:
         ),
         (
             {},
+            Script(action=spaces.MultiDiscrete([2, 3]), info=in_info),
+            "Only Discrete actions can be masked",
+        ),
+        (
+            {},
             Script(
                 action=spaces.MultiDiscrete([2, 2]), observation=MASKED, observe=masked
             ),
@@ -151,14 +156,6 @@ def test_agents_with_and_without_a_mask_need_different_groups() -> None:
 def test_unfit_sources(keywords: dict[str, Any], script: Script, message: str) -> None:
     with pytest.raises(ValueError, match=re.compile(message, re.DOTALL)):
         scripted(script, **keywords)
-
-
-def test_a_mask_of_actions_that_are_not_discrete_is_an_error() -> None:
-    script = Script(action=spaces.MultiDiscrete([2, 3]), info=in_info)
-    with pytest.raises(ValueError, match="Only Discrete actions can be masked"):
-        scripted(script)
-    env = scripted(script, action_mask=None)
-    env.step(agent=1)
 
 
 @pytest.mark.parametrize("wrong", [np.ones(4), np.full(5, 2), "yes"])
@@ -207,12 +204,11 @@ def test_infos_that_are_no_dicts_are_named(kind: Any, keywords: Any, info: Any) 
     message = "scripted_v0: the info of agent agent_0 must be a dict, but is"
     with pytest.raises(TypeError, match=message):
         BoundEnv(PettingZooWrapper(raw, group_map=IN_ONE, **keywords))
-
-
-def test_an_info_that_is_no_dict_in_a_later_step_is_an_error() -> None:
-    raw = altered(ScriptedEnv(), step=lambda r: r[-1].update(agent_1=np.ones(2)))
-    env = BoundEnv(PettingZooWrapper(raw))
-    with pytest.raises(TypeError, match="scripted_v0: the info of agent agent_1 must"):
+    later = altered(
+        ScriptedEnv(), step=lambda results: results[-1].update(agent_0=info)
+    )
+    env = BoundEnv(PettingZooWrapper(later, group_map=IN_ONE))
+    with pytest.raises(TypeError, match=message):
         env.step()
 
 

@@ -276,12 +276,6 @@ def test_worlds_of_a_batch_end_alone_and_pass_check_env() -> None:
     assert make().description.row() == description.row()
 
 
-def test_several_batch_dimensions_are_refused() -> None:
-    tables = SerialEnv(2, lambda: SerialEnv(3, LampsEnv))
-    with pytest.raises(ValueError, match=r"at most one batch dimension.*\[2, 3\]"):
-        TorchRLWrapper(tables)
-
-
 @pytest.mark.parametrize(
     ("scenario", "options"),
     [("buzz_wire", {}), ("simple_tag", {"continuous_actions": False, "max_steps": 9})],
@@ -325,16 +319,6 @@ def test_worlds_equal_torchrls_rollout(scenario: str, options: dict[str, Any]) -
     assert n_partial_ends or scenario != "buzz_wire"
 
 
-def test_an_instance_instead_of_a_factory_is_refused_with_the_factory() -> None:
-    with pytest.raises(TypeError, match=r"`lambda: TorchRLWrapper\(LampsEnv\(...\)\)`"):
-        Collector(LampsEnv(), frames_per_batch=4)
-
-
-def test_an_object_of_another_type_is_refused() -> None:
-    with pytest.raises(TypeError, match="expects an environment of TorchRL"):
-        TorchRLWrapper(CountingEnv())
-
-
 def test_a_spec_without_the_agents_dimension_is_refused_by_name() -> None:
     spec = Composite(x=Unbounded((3, 2)))
     assert space_of(spec, (3,), "agents")["x"].shape == (2,)
@@ -349,12 +333,6 @@ def test_a_space_has_the_values_of_every_agent() -> None:
     spec = Bounded(low, high.expand(2, 2), (2, 2))
     space = space_of(spec, (2,), "agents")
     assert space == spaces.Box(np.array([-1.0, -2.0], np.float32), np.float32(3.0))
-
-
-def test_unsupported_action_specs_are_refused_by_name() -> None:
-    env = CartEnv(MultiOneHot([2, 3]), x=Unbounded((2,)))
-    with pytest.raises(TypeError, match="agents/action has the spec MultiOneHot"):
-        TorchRLWrapper(env)
 
 
 def test_close_closes_the_inner_environment() -> None:
@@ -416,11 +394,6 @@ def test_rewards_and_flags_of_one_agent_may_be_numbers(flags: Any, dtype: Any) -
     over = [False] * 4 + [True] + [False] * 2
     assert after["done"].flatten().tolist() == over
     assert after["agents", "terminated"].flatten().tolist() == over
-
-
-def test_an_ambiguous_reward_is_refused_by_name() -> None:
-    with pytest.raises(TypeError, match="reward of group 'agents' is ambiguous"):
-        TorchRLWrapper(PlacedEnv(rewards=(("team", "gain"), ("team", "loss"))))
 
 
 @pytest.mark.parametrize("wrap", [lambda e: e, TransformedEnv])
@@ -507,6 +480,40 @@ def test_an_action_at_the_root_of_two_agents_is_refused(nested: str) -> None:
     words = rf"\('agents', '{nested}'\) of group 'agents' has the shape \[2, 1\]"
     with pytest.raises(TypeError, match=words):
         TorchRLWrapper(env)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (CountingEnv, TypeError, "expects an environment of TorchRL"),
+        (
+            lambda: SerialEnv(2, lambda: SerialEnv(3, LampsEnv)),
+            ValueError,
+            r"at most one batch dimension.*\[2, 3\]",
+        ),
+        (
+            lambda: CartEnv(MultiOneHot([2, 3]), x=Unbounded((2,))),
+            TypeError,
+            "agents/action has the spec MultiOneHot",
+        ),
+        (
+            lambda: PlacedEnv(rewards=(("team", "gain"), ("team", "loss"))),
+            TypeError,
+            "reward of group 'agents' is ambiguous",
+        ),
+    ],
+)
+def test_what_cannot_be_wrapped_is_refused_by_name(
+    make: Any, error: type[Exception], message: str
+) -> None:
+    env = make()
+    with pytest.raises(error, match=message):
+        TorchRLWrapper(env)
+
+
+def test_an_instance_instead_of_a_factory_is_refused_with_the_factory() -> None:
+    with pytest.raises(TypeError, match=r"`lambda: TorchRLWrapper\(LampsEnv\(...\)\)`"):
+        Collector(LampsEnv(), frames_per_batch=4)
 
 
 def test_a_factory_of_a_torchrl_environment_is_shown_the_wrapper() -> None:

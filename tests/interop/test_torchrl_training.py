@@ -1,7 +1,6 @@
 """TorchRL's loss of QMIX accepts our batches; ``test_examples.py`` has that of PPO."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -21,33 +20,30 @@ from marl_collect.models import MultiAgentMLP, QMixer
 pytestmark = pytest.mark.processes
 
 HUNTERS = partial(CountingEnv, n_prey=0, state=True)
+OBSERVATION, ACTION, VALUES, CHOSEN = (
+    ("hunter", name)
+    for name in ("observation", "action", "action_value", "chosen_action_value")
+)
 
 
 def test_qmix_trains_from_a_replay_buffer() -> None:
     torch.manual_seed(1)
     net = MultiAgentMLP(5, 4, 2, centralised=False, share_params=True)
-    network = TensorDictModule(
-        net, [("hunter", "observation")], [("hunter", "action_value")]
-    )
     values = QValueModule(
-        action_value_key=("hunter", "action_value"),
-        out_keys=[
-            ("hunter", "action"),
-            ("hunter", "action_value"),
-            ("hunter", "chosen_action_value"),
-        ],
+        action_value_key=VALUES,
+        out_keys=[ACTION, VALUES, CHOSEN],
         action_space="categorical",
     )
-    policy = TensorDictSequential(network, values)
-    mixer_net = QMixer(state_shape=(2,), mixing_embed_dim=8, n_agents=2)
-    mixer = TensorDictModule(
-        mixer_net, [("hunter", "chosen_action_value"), "state"], ["chosen_action_value"]
+    policy = TensorDictSequential(
+        TensorDictModule(net, [OBSERVATION], [VALUES]), values
     )
+    mixer_net = QMixer(state_shape=(2,), mixing_embed_dim=8, n_agents=2)
+    mixer = TensorDictModule(mixer_net, [CHOSEN, "state"], ["chosen_action_value"])
     loss = QMixerLoss(policy, mixer, delay_value=True, action_space="categorical")
     loss.set_keys(
-        action=("hunter", "action"),
-        action_value=("hunter", "action_value"),
-        local_value=("hunter", "chosen_action_value"),
+        action=ACTION,
+        action_value=VALUES,
+        local_value=CHOSEN,
         global_value="chosen_action_value",
     )
     target = SoftUpdate(loss, tau=0.1)
@@ -57,20 +53,15 @@ def test_qmix_trains_from_a_replay_buffer() -> None:
     ) as collector:
         for batch in collector:
             flat = batch.reshape(-1)
-            team = flat["next", "hunter", "reward"].sum(-2)
-            flat["next", "reward"] = team
+            flat["next", "reward"] = flat["next", "hunter", "reward"].sum(-2)
             buffer.extend(flat)
     assert len(buffer) == 60
-    _update(loss, buffer.sample(), [net, mixer_net])
-    target.step()
-
-
-def _update(loss: Any, batch: Any, modules: Any) -> None:
-    """Take one optimiser step; the parameters of all ``modules`` must change."""
+    modules = (net, mixer_net)
     before = [[p.clone() for p in module.parameters()] for module in modules]
-    parameters = [p for p in loss.parameters() if p.requires_grad]
-    optimizer = torch.optim.Adam(parameters, lr=1e-2)
-    terms = loss(batch)
+    optimizer = torch.optim.Adam(
+        [p for p in loss.parameters() if p.requires_grad], 1e-2
+    )
+    terms = loss(buffer.sample())
     total = sum(value for name, value in terms.items() if name.startswith("loss"))
     assert torch.isfinite(total)
     total.backward()
@@ -78,3 +69,4 @@ def _update(loss: Any, batch: Any, modules: Any) -> None:
     for module, old in zip(modules, before, strict=True):
         pairs = zip(module.parameters(), old, strict=True)
         assert any(not torch.equal(new.data, was.data) for new, was in pairs)
+    target.step()

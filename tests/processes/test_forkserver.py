@@ -40,18 +40,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteModule:
     return write
 
 
-def test_preloaded_modules_are_loaded_and_shared(module: WriteModule) -> None:
-    name = module("preload_me", "import os; pid = os.getpid()")
-    with WorkerPool(obey, [0, 1], preload=(name,)) as pool:
-
-        def look(worker: Any, argument: Any) -> Any:
-            return sys.modules["preload_me"].pid, os.getppid()
-
-        first, second = ask(pool, look, 0), ask(pool, look, 1)
-    assert first == second
-    assert first[0] == first[1] != os.getpid()
-
-
 def test_pools_with_the_same_preload_share_a_server_and_others_do_not(
     module: WriteModule,
 ) -> None:
