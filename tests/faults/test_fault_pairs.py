@@ -35,7 +35,6 @@ PAIRS = [
     Pair("Evaluator", "kill in step", "kill", "other step", 0),
     Pair("Evaluator", "raise in step", "hang", "other close"),
     Pair("Evaluator", "hang in step", "fork", "same close"),
-    Pair("Evaluator", "interrupt"),
     Pair("Writer", "interrupt", "memory", "other close", 0),
 ]
 

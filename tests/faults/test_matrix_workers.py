@@ -29,6 +29,7 @@ from workloads.counting import CountingEnv, Fault, flood
 
 from marl_collect.collectors import Collector
 from marl_collect.errors import ClosedError, WorkerError
+from marl_collect.evaluation.evaluator import Evaluator
 from marl_collect.parallel_env import ParallelEnv
 from marl_collect.parallel_env.batch import ParallelBatch
 
@@ -193,6 +194,18 @@ def test_ctrl_c_during_a_command_to_workers_ends_them(
         with pytest.raises(ClosedError, match="Ctrl-C"):
             use()
     assert "closed" in repr(collector)
+
+
+def test_ctrl_c_in_an_evaluation_ends_the_evaluator(tmp_path: Path) -> None:
+    hang = Hang(tmp_path)
+    evaluator = Evaluator(None, [hanging_in_its_second_reset(hang)] * 2, num_workers=2)
+    pids = evaluator.worker_pids
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        as_soon_as(lambda: hang.count == 2, press_ctrl_c)
+        evaluator.evaluate(100)
+    wait_until_gone(pids)
+    with pytest.raises(ClosedError):
+        evaluator.evaluate(1)
 
 
 # Inputs and outputs of collectors
