@@ -249,6 +249,23 @@ def test_check_sees_a_failure_and_a_death_and_keeps_messages(pool: WorkerPool) -
     assert pool.receive([2]) == (2, "kept")
 
 
+def test_a_restart_forgets_the_old_failure_and_keeps_the_steps(
+    pool: WorkerPool,
+) -> None:
+    def fail(worker: Any, argument: Any) -> None:
+        worker.line.cells[STEPS] = 100
+        raise LookupError
+
+    pool.send(1, fail)
+    with pytest.raises(LookupError):
+        pool.receive()
+    pool.restart(1, "new")
+    pool.send(1, lambda worker, argument: argument)
+    assert pool.receive() == (1, "new")
+    cells = pool.status_board.lines[1].cells
+    assert (cells[STEPS], cells[MESSAGES_READ]) == (100, 1)
+
+
 class DyingChild:
     """Writes its last messages just before its exit code is read."""
 
