@@ -44,7 +44,6 @@ class Statistics:
     )
     # Episodes of batches; an episode is made when somebody looks at it.
     _recent: deque[Sequence[Episode]] = field(default_factory=deque)
-    _held: int = 0
     _window: int = _RECENT
 
     @classmethod
@@ -70,7 +69,6 @@ class Statistics:
     @recent.setter
     def recent(self, episodes: Sequence[Episode]) -> None:
         self._recent = deque([episodes])
-        self._held = len(episodes)
 
     def add(self, frames: int, episodes: Sequence[Episode], seconds: float) -> None:
         """Count one batch."""
@@ -80,9 +78,8 @@ class Statistics:
         self.episodes += len(episodes)
         if episodes:
             self._recent.append(episodes[-_RECENT:])
-            self._held += len(self._recent[-1])
-        while self._recent and self._held - len(self._recent[0]) >= _RECENT:
-            self._held -= len(self._recent.popleft())
+        while sum(map(len, [*self._recent][1:])) >= _RECENT:
+            self._recent.popleft()
 
     def cut(self, environments: Iterable[int], running: Iterable[int]) -> None:
         """Note that the running episodes of environments will not be continued.

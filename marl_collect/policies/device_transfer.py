@@ -10,9 +10,8 @@ from typing import final
 
 import torch
 
+from marl_collect.core.description import places
 from marl_collect.core.device_check import host_memory, pins
-
-_ALIGNMENT = 64
 
 
 def transfer_device(device: torch.device | None) -> torch.device | None:
@@ -37,15 +36,12 @@ class Exchange:
         """
         self._sources = list(sources)
         self._device = device
-        offsets, size = [], 0
-        for source in self._sources:
-            offsets.append(size)
-            size += -(-source.nbytes // _ALIGNMENT) * _ALIGNMENT
+        *offsets, size = places(source.nbytes for source in self._sources)
         self._here = host_memory(size, device)
         self._there = torch.empty(size, dtype=torch.uint8, device=device)
-        places = list(zip(self._sources, offsets, strict=True))
-        self._staged = [_at(self._here, o, source) for source, o in places]
-        self.inputs = [_at(self._there, o, source) for source, o in places]
+        pairs = list(zip(self._sources, offsets, strict=True))
+        self._staged = [_at(self._here, o, source) for source, o in pairs]
+        self.inputs = [_at(self._there, o, source) for source, o in pairs]
         self._landed: list[torch.Tensor] = []
 
     def send(self) -> None:

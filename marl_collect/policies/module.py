@@ -7,7 +7,7 @@ writes; later calls are checked against its result.
 """
 
 from collections.abc import Callable, Mapping
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import Any, final
 
 import torch
@@ -192,30 +192,13 @@ class ModuleRunner(PolicyRunner):
             out = self.policy(tensordict)
         finally:
             self.noise.take_back()
-        left = [_entry(tensordict, key) for key in self._fixed]
-        if list(map(_VERSION, fixed)) != before or not all(map(is_, left, fixed)):
-            changed = [
-                key
-                for key, tensor, version, value in zip(
-                    self._fixed, fixed, before, left, strict=True
-                )
-                if value is not tensor or _VERSION(tensor) != version
-            ]
-            raise _begins(changed[0])
+        for key, tensor, version in zip(self._fixed, fixed, before, strict=True):
+            if _entry(tensordict, key) is not tensor or tensor._version != version:
+                raise _begins(key)
         if out is None or out is tensordict:
             values = [tensordict.get(key, None) for key in self._keys]
         else:
-            values = [
-                tensordict.get(key, None) if value is None else value
-                for key in self._keys
-                for value in (out.get(key, None),)
-            ]
-            for key in self._fixed:
-                # On a device, comparing copies would wait for it.
-                if not self._resident and not _is_kept(
-                    out.get(key, None), tensors[key]
-                ):
-                    raise _begins(key)
+            values = self._returned(out, tensordict, tensors)
         if any(value is None for value in values):
             missing = self._keys[[value is None for value in values].index(True)]
             raise PolicyError(
@@ -224,6 +207,17 @@ class ModuleRunner(PolicyRunner):
                 "every frame."
             )
         return values
+
+    def _returned(
+        self, out: TensorDictBase, left: TensorDict, inputs: Mapping[Key, torch.Tensor]
+    ) -> list[Any]:
+        """Return the outputs in a TensorDict that the policy returned, or has left."""
+        for key in self._fixed:
+            # On a device, comparing copies would wait for it.
+            if not self._resident and not _is_kept(out.get(key, None), inputs[key]):
+                raise _begins(key)
+        values = ((out.get(key, None), key) for key in self._keys)
+        return [left.get(key, None) if v is None else v for v, key in values]
 
     @property
     def targets(self) -> dict[Key, torch.Tensor]:

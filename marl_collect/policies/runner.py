@@ -170,8 +170,7 @@ class Generators:
         """Restore what ``states_of`` returned."""
         for stream, words in states.items():
             made = self._made[stream] = [
-                np.random.Generator(np.random.SFC64(_NO_SEED))  # type: ignore[arg-type]
-                for _ in self._origins
+                np.random.Generator(np.random.SFC64(0)) for _ in self._origins
             ]
             for generator, inner in zip(made, words.view(np.uint64), strict=True):
                 generator.bit_generator.state = {
@@ -180,17 +179,6 @@ class Generators:
                     "has_uint32": int(inner[4]),
                     "uinteger": int(inner[5]),
                 }
-
-
-class _NoSeed(np.random.bit_generator.ISeedSequence):
-    """Seeds generators that get a state. Deriving a seed takes most of the time."""
-
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
-        """Return zeros."""
-        return np.zeros(n_words, dtype)
-
-
-_NO_SEED = _NoSeed()
 
 
 _STATE = np.dtype(

@@ -77,6 +77,16 @@ def test_operations_on_weights_alone_run_once_per_slot() -> None:
     assert torch.equal(result, x * weight.exp().log1p())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_number_that_16_bits_cannot_hold_is_not_rounded(dtype: torch.dtype) -> None:
+    x = torch.zeros(64, dtype=dtype)
+    result, operations = record(lambda: x * 0.1)
+    program = Program(operations, [x], [result])
+    x.copy_(torch.randn(64))
+    assert program.run()
+    assert torch.equal(result, x * 0.1)
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16])
 def test_a_guard_reads_numbers_of_any_dtype(dtype: torch.dtype) -> None:
     x = torch.ones(3, dtype=dtype)

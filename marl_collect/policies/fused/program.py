@@ -317,16 +317,12 @@ def _candidates(operation: TensorOp, n_results: int) -> Iterator[Into]:
 
 
 def _fits(number: Any, dtype: torch.dtype) -> bool:
-    """Return whether torch computes with a number as if it had this dtype."""
-    if dtype.is_floating_point:
-        # In 16 bits, it computes with the number itself.
-        rounded = dtype in (torch.float32, torch.float64)
-        is_number = isinstance(number, (int, float))
-        return is_number and (rounded or torch.tensor(number, dtype=dtype) == number)
-    if not isinstance(number, int) or dtype.is_complex or dtype == torch.bool:
-        return False
-    limits = torch.iinfo(dtype)
-    return limits.min <= number <= limits.max
+    """Return whether torch computes with a number as if it had this dtype.
+
+    In 16 bits, it computes with the number itself. Of integers, numpy takes numbers.
+    """
+    is_number = isinstance(number, (int, float)) and dtype.is_floating_point
+    return is_number and torch.tensor(number, dtype=dtype).item() == number
 
 
 def _into(

@@ -11,7 +11,7 @@ ever. ``HiddenReads`` records an operation for ``tolist()``, and refuses the oth
 """
 
 import abc
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar, final
@@ -19,6 +19,7 @@ from typing import Any, TypeVar, final
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from marl_collect.weights.tensor_parts import is_dense, strided_parts
 
@@ -213,9 +214,7 @@ def _reads_arguments(name: str, args: Any) -> bool:
 
 def holds_tensors(value: Any) -> bool:
     """Return whether there are tensors in nested lists or tuples."""
-    if not isinstance(value, list | tuple):
-        return False
-    return any(isinstance(v, torch.Tensor) or holds_tensors(v) for v in value)
+    return isinstance(value, list | tuple) and bool([*tensors(value)])
 
 
 def _hidden(name: str) -> NotRepeatableError:
@@ -264,14 +263,5 @@ def storages(tree: Any) -> frozenset[int]:
 
 
 def tensors(tree: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a tree of tuples, lists and mappings."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-        return
-    inner: Iterable[Any] = ()
-    if isinstance(tree, Mapping):
-        inner = tree.values()
-    elif isinstance(tree, (tuple, list)):
-        inner = tree
-    for item in inner:
-        yield from tensors(item)
+    """Yield the tensors in a tree of tuples, lists and dicts."""
+    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
