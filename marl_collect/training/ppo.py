@@ -231,7 +231,8 @@ class PPOLearner(Learner):
             states if the networks are recurrent.
 
         Raises:
-            ValueError: if no decision in the batch has a known outcome.
+            ValueError: if no decision in the batch has a known outcome, or if all
+                actions are random.
         """
         return self._prepared(batch)[0]
 
@@ -239,6 +240,7 @@ class PPOLearner(Learner):
         self, batch: TensorDictBase
     ) -> tuple[TensorDictBase, dict[int, dict[Any, Tensor]]]:
         """Return the data for the loss, and the critic's states after the batch."""
+        self._check_chosen(batch)
         recurrent = self.options.recurrent is not None
         length = min(self.ppo.sequence_frames, batch.shape[1]) if recurrent else 1
         data = batch.select(*self._inputs(batch)).to(self.device)
@@ -281,6 +283,32 @@ class PPOLearner(Learner):
         if not begins.all():
             data = take_rows(data, begins.nonzero().squeeze(-1))
         return data, states
+
+    def _check_chosen(self, batch: TensorDictBase) -> None:
+        """Check that the policy chose the actions.
+
+        Collectors write zeros for what it would have written in frames of random
+        actions, which are whole batches. A log-probability of 0 alone may be that of
+        the only legal action.
+
+        Raises:
+            ValueError: if all actions are random; says what to change.
+        """
+        keys = batch.keys(include_nested=True)
+        policy: Any = self.policy
+        outputs = [key for key in policy.out_keys if key in keys]
+        outputs = [key for key in outputs if key[-1] != "action"]
+        if all(key[-1] == "action_log_prob" for key in outputs):
+            return
+        valid = batch.get(VALID, None)
+        for key in outputs:
+            if (batch[key] if valid is None else batch[key][valid]).any():
+                return
+        raise ValueError(
+            f"{self.setup.name} learns from actions that its policy chose, but those "
+            "of this batch are random, so their log-probabilities are not known. Omit "
+            "init_random_frames, or do not learn from its batches."
+        )
 
     def _write_values(
         self, data: TensorDictBase, inside: Tensor

@@ -420,6 +420,18 @@ def test_a_copy_of_a_learner_learns_what_it_does_and_does_not_disturb_it(
         assert torch.equal(one, three)
 
 
+@pytest.mark.parametrize("padding", [False, True])
+def test_ppo_does_not_learn_from_random_actions(padding: bool) -> None:
+    learner = make("mappo-local-shared")
+    random, chosen = batches(learner, 2, init_random_frames=1)
+    random = padded(random, 4) if padding else random
+    with pytest.raises(ValueError, match="batch are random.*Omit init_random_frames"):
+        learner.update(random, 0.5)
+    assert learner.updates == 0
+    learner.update(chosen, 0.5)
+    assert learner.updates > 0
+
+
 def test_equal_rewards_become_zeros() -> None:
     moments = RunningMoments()
     assert moments.standardise(torch.ones(2)).tolist() == [1.0, 1.0]
