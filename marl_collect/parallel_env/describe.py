@@ -3,6 +3,7 @@
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.env import require_factory
 from marl_collect.core.factories import Factory, build
+from marl_collect.processes.closing import close_after
 from marl_collect.processes.context import WorkerContext
 from marl_collect.processes.launcher import COLLECTOR_MODULES, StartMethod
 from marl_collect.processes.options import ProcessOptions
@@ -34,7 +35,11 @@ def describe(
     # The same fork server as collectors use, so that the next one starts quickly.
     options = checked.of_pool(*COLLECTOR_MODULES) | {"start_timeout": checked.timeout}
     with WorkerPool(_main, [create_env_fn], **options) as pool:
-        return pool.receive()[1]
+        try:
+            return pool.receive()[1]
+        except BaseException as error:
+            close_after(error, pool.close)
+            raise
 
 
 def _main(context: WorkerContext, factory: Factory) -> None:

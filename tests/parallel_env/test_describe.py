@@ -9,6 +9,8 @@ from workloads.counting import CountingEnv, CountingError, Fault
 
 from marl_collect import MultiSyncCollector
 from marl_collect.parallel_env.describe import describe
+from marl_collect.processes.closing import CLOSE_SECONDS, ERROR_CLOSE_SECONDS
+from marl_collect.processes.pool import WorkerPool
 
 
 def test_description_comes_from_another_process() -> None:
@@ -37,9 +39,20 @@ def test_collectors_use_the_same_fork_server(tmp_path: Path) -> None:
     assert len(set(servers)) == 1
 
 
-def test_an_error_of_the_factory_is_raised_unchanged() -> None:
+def test_an_error_of_the_factory_is_raised_unchanged_and_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: list[float] = []
+    close = WorkerPool.close
+
+    def noting(pool: WorkerPool, timeout: float = CLOSE_SECONDS) -> Any:
+        limits.append(timeout)
+        return close(pool, timeout)
+
+    monkeypatch.setattr(WorkerPool, "close", noting)
     with pytest.raises(CountingError):
         describe(lambda: CountingEnv(fault=Fault("raise", "create")))
+    assert limits[0] == ERROR_CLOSE_SECONDS
 
 
 @pytest.mark.parametrize(
