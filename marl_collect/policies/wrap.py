@@ -116,6 +116,11 @@ def _refusal(
             "as policy_factory, or what it returns as the policy; otherwise let it "
             "take one TensorDict."
         )
+    if arguments is None and isinstance(getattr(policy, "module", None), nn.Module):
+        return (
+            f"The policy {name} is a wrapper that takes any arguments. Pass what it "
+            "wraps, policy.module, whose weights are the same."
+        )
     return (
         f"The policy {name} takes {names}, which are not observations of "
         f"{description.name}. Wrap it: TensorDictModule(policy, in_keys="

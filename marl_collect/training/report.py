@@ -259,7 +259,10 @@ def conclusion(
     returns = {s.setup: s.returns[TEAM, BEST_WEIGHTS] for s in summaries}
     scores = {s.setup: s.scores for s in summaries}
     best, *others = sorted(returns, key=lambda setup: -returns[setup].value)
+    equal = [setup for setup in others if returns[setup].value == returns[best].value]
     text = f"{best} has the highest team return."
+    if equal:
+        text = f"{_listed([best, *equal])} have the highest team return."
     pairs = len(returns) * (len(returns) - 1) // 2
     if min(map(len, scores.values())) < _SEEDS:
         text += (

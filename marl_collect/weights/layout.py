@@ -134,6 +134,9 @@ class WeightLayout:
                     " If they are buffers with persistent=False, which a state_dict "
                     "lacks, pass the module."
                 )
+            for wrapped in ("module", "_orig_mod"):  # As DDP and torch.compile do.
+                if all(f"{wrapped}.{name}" in by_name for name in missing or ["?"]):
+                    message += f" Of a wrapper, pass what it wraps: its .{wrapped}."
             raise KeyError(message)
         for alias, name in self.aliases.items():
             tied, first = by_name.get(alias), by_name[name]

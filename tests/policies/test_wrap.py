@@ -7,6 +7,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiSyncCollector
@@ -75,6 +76,23 @@ def test_other_arguments_are_refused_with_the_wrapping() -> None:
 
     with pytest.raises(TypeError, match=r"pixels.*TensorDictModule\(policy, in_keys="):
         Collector(hunters, Other(), frames_per_batch=6)
+
+
+def test_of_a_wrapper_the_wrapped_policy_is_asked_for() -> None:
+    policy = TensorDictModule(
+        Plain(), [("hunter", "observation")], [("hunter", "action")]
+    )
+    averaged = AveragedModel(policy)
+    with pytest.raises(TypeError, match=r"AveragedModel is a wrapper.*policy\.module"):
+        Collector(hunters, averaged, frames_per_batch=6)
+    with Collector(hunters, policy, frames_per_batch=6) as collector:
+        for wrapper, inner in (
+            (averaged, "module"),
+            (torch.compile(policy), "_orig_mod"),
+        ):
+            with pytest.raises(KeyError, match=rf"Of a wrapper.*its \.{inner}\."):
+                collector.update_policy_weights_(wrapper)
+            collector.update_policy_weights_(getattr(wrapper, inner))
 
 
 def test_a_trusted_callable_is_not_checked() -> None:

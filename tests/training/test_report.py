@@ -56,6 +56,12 @@ def test_the_conclusion_tells_setups_apart_by_a_corrected_test() -> None:
     assert text.endswith("So many setups need more than 5 seeds.")
 
 
+def test_equal_setups_have_the_highest_return_together() -> None:
+    equal = [scored(name, *scores) for name, scores in (("a", [1, 2]), ("b", [2, 1]))]
+    text = conclusion([scored("c", 0, 1), *equal])
+    assert text.startswith("a and b have the highest team return. With fewer")
+
+
 @pytest.mark.parametrize("seeds", [1, 3, 5, 10])
 def test_setups_that_act_at_random_are_rarely_said_to_exceed_it(seeds: int) -> None:
     rng = np.random.default_rng(0)
