@@ -205,7 +205,8 @@ def test_ctrl_c_while_libraries_are_loaded_leaves_nothing(tmp_path: Path) -> Non
 
 
 BREAKS = """
-import shutil
+import os, shutil, threading
+from glob import glob
 from workloads.counting import CountingEnv
 
 class Stuck(Exception):
@@ -217,6 +218,8 @@ def make():
     step = env.step_row
     def step_row():
         if next(steps, None) is None:
+            while os.path.exists("deleted") and len(glob("deleted/*.parquet")) < 2:
+                threading.Event().wait(0.01)
             shutil.rmtree("deleted", ignore_errors=True)
             raise Stuck("the door is locked")
         step()

@@ -321,8 +321,9 @@ def _fits(number: Any, dtype: torch.dtype) -> bool:
 
     In 16 bits, it computes with the number itself. Of integers, numpy takes numbers.
     """
-    is_number = isinstance(number, (int, float)) and dtype.is_floating_point
-    return is_number and torch.tensor(number, dtype=dtype).item() == number
+    if not (isinstance(number, (int, float)) and dtype.is_floating_point):
+        return False
+    return torch.tensor(number, dtype=dtype, device="cpu").item() == number
 
 
 def _into(
