@@ -135,7 +135,7 @@ class WeightLayout:
                     "lacks, pass the module."
                 )
             for wrapped in ("module", "_orig_mod"):  # As DDP and torch.compile do.
-                if all(f"{wrapped}.{name}" in by_name for name in missing or ["?"]):
+                if missing and all(f"{wrapped}.{n}" in by_name for n in missing):
                     message += f" Of a wrapper, pass what it wraps: its .{wrapped}."
             raise KeyError(message)
         for alias, name in self.aliases.items():

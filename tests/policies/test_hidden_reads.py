@@ -19,6 +19,10 @@ from workloads.counting import CountingEnv
 
 from marl_collect import Collector
 
+
+class Numbers(list[Any]): ...
+
+
 LIMIT = 5.5
 """Observations count the frames of an episode, from 0 to 10. Random frames, on which a
 recording is compared with its module, are never beyond this limit."""
@@ -90,6 +94,7 @@ HIDDEN: dict[str, Callable[[Any], Any]] = {
     "apply_": lambda x: x.clone().apply_(lambda number: number > LIMIT).any(),
     "map_": lambda x: x.clone().map_(x, lambda _, number: number > LIMIT).any(),
     "a list of tensors": lambda x: torch.tensor([x.max(), x.min()]).max() > LIMIT,
+    "a subclass of list": lambda x: torch.tensor(Numbers([x.max()])).max() > LIMIT,
     "tensors in lists": lambda x: torch.tensor([[x.max()], [x.min()]]).max() > LIMIT,
     "as_tensor": lambda x: torch.as_tensor((x.max(), x.min())).max() > LIMIT,
     "asarray of torch": lambda x: torch.asarray([x.max(), x.min()]).max() > LIMIT,

@@ -214,7 +214,10 @@ def _reads_arguments(name: str, args: Any) -> bool:
 
 def holds_tensors(value: Any) -> bool:
     """Return whether there are tensors in nested lists or tuples."""
-    return isinstance(value, list | tuple) and bool([*tensors(value)])
+    # Not by `tensors`, which does not look into subclasses of list.
+    if not isinstance(value, list | tuple):
+        return False
+    return any(isinstance(v, torch.Tensor) or holds_tensors(v) for v in value)
 
 
 def _hidden(name: str) -> NotRepeatableError:
