@@ -15,7 +15,7 @@ from gymnasium import spaces
 from support.zoo import Script, ScriptedEnv, altered
 from zoo_tools import BoundEnv, scripted
 
-from marl_collect import Collector, MarlGroupMapType
+from marl_collect import Collector
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
 from marl_collect.envs.pettingzoo.groups import AgentSpec, group_agents
 from marl_collect.envs.pettingzoo.provider import find_task, settings
@@ -48,46 +48,6 @@ def test_agents_may_be_listed_in_any_order() -> None:
     assert [*received.items()] == [("agent_2", 3), ("agent_1", 2), ("agent_0", 1)]
     assert env["agent", "observation"].tolist() == [[0, 1, 1], [1, 1, 2], [2, 1, 3]]
     assert not env["done"].any()
-
-
-class Nobody(ScriptedEnv):  # type: ignore[misc]
-    """Has no possible agents."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.possible_agents = []
-
-
-@pytest.mark.parametrize(
-    ("make", "arguments", "error", "message"),
-    [
-        (
-            PettingZooWrapper,
-            {"env": ScriptedEnv(), "device": "cuda:0"},
-            ValueError,
-            "storing_device='cuda:0'",
-        ),
-        (
-            PettingZooWrapper,
-            {"env": ScriptedEnv},
-            TypeError,
-            r"lambda: PettingZooWrapper\(ScriptedEnv\(\)\)",
-        ),
-        (PettingZooWrapper, {"env": 3}, TypeError, "ParallelEnv or AECEnv, but got 3"),
-        (PettingZooWrapper, {"env": Nobody()}, ValueError, "possible_agents"),
-        (
-            PettingZooEnv,
-            {"task": ScriptedEnv},
-            TypeError,
-            r"name, .* lambda: PettingZooWrapper\(",
-        ),
-    ],
-)
-def test_what_is_no_environment_or_task_is_an_error_with_advice(
-    make: Any, arguments: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        make(**arguments)
 
 
 def test_without_use_mask_there_is_no_mask_and_agents_may_die() -> None:
@@ -128,13 +88,6 @@ def test_the_task_may_be_a_module_and_a_callable() -> None:
     env = PettingZooEnv("workloads.free:FreeEnv", n_agents=2, size=5)
     assert env.group_map == {"agent": ["agent_0", "agent_1"]}
     assert env.observation_space["agent"]["observation"].shape == (2, 5)
-
-
-def test_a_time_limit_is_in_the_description_and_at_least_one() -> None:
-    env = PettingZooWrapper(ScriptedEnv(), time_limit=7)
-    assert env.description.time_limit == 7
-    with pytest.raises(ValueError, match="time_limit must be at least 1, but is 0"):
-        PettingZooWrapper(ScriptedEnv(), time_limit=0)
 
 
 def test_methods_and_attributes_of_the_environment_are_called_by_name() -> None:
@@ -197,27 +150,6 @@ def test_an_error_closes_what_was_built(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ValueError, match="unknown"):
         PettingZooWrapper(raw, group_map=wrong)
     assert len(closed) == 1
-
-
-ACTIONS: Any = {a: spaces.Discrete(i + 2) for i, a in enumerate(Script().agents)}
-NO_MAP = "must be a mapping from group to agents"
-
-
-@pytest.mark.parametrize(
-    ("script", "group_map", "error", "message"),
-    [
-        (UNLIKE, MarlGroupMapType.ALL_IN_ONE_GROUP, ValueError, "agent_0.*group_map="),
-        (Script(action=ACTIONS), {"x": Script().agents}, ValueError, "in Discrete.2"),
-        (Script(), "agents", ValueError, "must be one of .*'one_group_per_agent'"),
-        (Script(), ["agent_0"], TypeError, NO_MAP),
-        (Script(), 3, TypeError, NO_MAP),
-    ],
-)
-def test_a_group_map_that_does_not_fit_is_an_error(
-    script: Script, group_map: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        scripted(script, group_map=group_map)
 
 
 def test_a_group_that_is_split_or_renamed_leaves_the_other_names_alone() -> None:
@@ -358,9 +290,3 @@ def test_a_missing_rom_is_an_error_that_names_the_installer() -> None:
     except OSError as error:
         assert "AutoROM" in str(error)  # noqa: PT017 - no error if ROMs are installed
     assert multi_agent_ale_py is not None
-
-
-def test_a_state_that_is_not_callable_is_an_error() -> None:
-    pytest.importorskip("pettingzoo.classic")
-    with pytest.raises(ValueError, match=r"with state\(\), but that of rps_v2 raised"):
-        PettingZooEnv("rps_v2", return_state=True)

@@ -6,7 +6,6 @@ have of parallel environments is compared by the oracle.
 
 import re
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -251,41 +250,13 @@ def test_a_reset_that_lists_nobody_is_an_error(absent: Any) -> None:
         env.rollout(3)
 
 
-def test_other_values_and_a_missing_mask_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"absent must be 'dead' or 'waiting', but is"):
-        PettingZooWrapper(together(), absent="asleep")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"scripted_v0: absent='waiting' needs use"):
-        PettingZooWrapper(together(), absent="waiting", use_mask=False)
+@pytest.mark.parametrize("name", ["agent0", "__all__"])  # The latter is RLlib's.
+def test_check_env_finds_a_flag_of_no_agent_in_the_first_step(name: str) -> None:
+    def factory() -> PettingZooWrapper:
+        raw = ScriptedEnv()
+        spoil = lambda results: results[2].update({name: raw.steps == 4})  # noqa: E731
+        return PettingZooWrapper(altered(raw, step=spoil))
 
-
-ENDS: dict[str, Callable[[bool], dict[Any, bool]]] = {
-    "a misspelt name": lambda over: {"agent0": over},
-    "RLlib's key": lambda over: {"__all__": over},
-}
-
-
-def spoiled(position: int, flags: Callable[[bool], dict[Any, bool]]) -> Any:
-    """Return an environment whose flags have more keys, True in step 4."""
-    raw = ScriptedEnv()
-    spoil = lambda results: results[position].update(flags(raw.steps == 4))  # noqa: E731
-    return altered(raw, step=spoil)
-
-
-@pytest.mark.parametrize("flags", ENDS)
-@pytest.mark.parametrize(("position", "name"), [(2, "termination"), (3, "truncation")])
-def test_a_flag_of_no_agent_is_refused(flags: str, position: int, name: str) -> None:
-    env = BoundEnv(PettingZooWrapper(spoiled(position, ENDS[flags])))
-    for _ in range(3):
-        env.step()
-    key = next(iter(ENDS[flags](True)))
-    message = f"scripted_v0: step.. returned a {name} of '{key}', which is not one of"
-    with pytest.raises(ValueError, match=message):
-        env.step()
-
-
-@pytest.mark.parametrize("flags", ENDS)
-def test_check_env_finds_a_flag_of_no_agent_in_the_first_step(flags: str) -> None:
-    factory = lambda: PettingZooWrapper(spoiled(2, ENDS[flags]))  # noqa: E731
     with pytest.raises(ContractError, match=r"Step 1 of .*dict.fromkeys.self.agents"):
         check_env(factory)
 

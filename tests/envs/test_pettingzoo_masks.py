@@ -1,6 +1,5 @@
 """Infos and their masks; agents in other containers than lists; pictures."""
 
-import re
 from collections import deque
 from functools import partial
 from typing import Any
@@ -12,9 +11,8 @@ from gymnasium import spaces
 pytest.importorskip("pettingzoo")
 
 from pettingzoo import AECEnv, ParallelEnv
-from pettingzoo.utils.wrappers import BaseParallelWrapper, BaseWrapper
 from support.zoo import Countdown, Script, ScriptedEnv, ScriptedTurns, altered
-from zoo_tools import BoundEnv, legal, scripted
+from zoo_tools import MASKED, BoundEnv, contained, legal, masked, scripted
 
 from marl_collect import MarlGroupMapType
 from marl_collect.envs import AgentLists, PettingZooWrapper
@@ -22,13 +20,6 @@ from marl_collect.testing.check_env import ContractError, check_env
 
 IN_ONE = MarlGroupMapType.ALL_IN_ONE_GROUP
 KINDS = pytest.mark.parametrize("kind", [ScriptedEnv, ScriptedTurns])
-MASKED = spaces.Dict(
-    {"seen": spaces.Box(0, 99, (1,)), "action_mask": spaces.Box(0, 1, (5,), np.int8)}
-)
-
-
-def masked(i: int, step: int, action: Any = None) -> dict[str, Any]:
-    return {"seen": np.array([step], np.float32), "action_mask": legal(i, step)}
 
 
 def in_info(i: int, step: int) -> dict[str, Any]:
@@ -37,16 +28,6 @@ def in_info(i: int, step: int) -> dict[str, Any]:
 
 def from_step_one(i: int, step: int) -> dict[str, Any]:
     return in_info(i, step) if step else {}
-
-
-@KINDS
-def test_a_mask_that_appears_later_is_an_error(kind: Any) -> None:
-    script = Script(info=from_step_one)
-    env = BoundEnv(PettingZooWrapper(kind(script), group_map=IN_ONE))
-    with pytest.raises(ValueError, match=r"info of agent agent_\d.*action_mask='info'"):
-        env.step()
-    with pytest.raises(ContractError, match="action_mask='info'"):
-        check_env(lambda: PettingZooWrapper(kind(script)))
 
 
 @KINDS
@@ -101,70 +82,6 @@ def test_action_mask_selects_the_source_if_there_are_two() -> None:
     ]
 
 
-def test_a_mask_in_an_observation_whose_space_has_none_is_an_error() -> None:
-    space = spaces.Dict({"seen": MASKED["seen"]})
-    with pytest.raises(ValueError, match="The observation of agent agent_0 has"):
-        scripted(Script(observation=space, observe=masked))
-
-
-def test_an_observation_without_its_mask_is_an_error() -> None:
-    def observe(i: int, step: int, action: Any) -> Any:
-        return {"seen": np.zeros(1)}
-
-    with pytest.raises(ValueError, match="must have the entry 'action_mask'.*'seen'"):
-        scripted(Script(observation=MASKED, observe=observe))
-
-
-def test_agents_with_and_without_a_mask_need_different_groups() -> None:
-    plain = spaces.Dict({"seen": MASKED["seen"]})
-    observation: dict[str, Any] = {"agent_0": MASKED, "agent_1": plain}
-
-    def observe(i: int, step: int, action: Any) -> Any:
-        return masked(i, step) if i == 0 else {"seen": np.zeros(1)}
-
-    script = Script(2, observation=observation, observe=observe)
-    message = "an action mask in its observation.*no mask"
-    with pytest.raises(ValueError, match=message):
-        scripted(script, group_map=IN_ONE)
-    assert len(scripted(script).env.group_map) == 2
-
-
-@pytest.mark.parametrize(
-    ("keywords", "script", "message"),
-    [
-        ({"action_mask": "infos"}, Script(), "must be one of .* but is 'infos'"),
-        ({"action_mask": "observation"}, Script(), "needs Dict observation spaces"),
-        (
-            {"action_mask": "info"},
-            Script(action=spaces.MultiDiscrete([2, 2])),
-            "needs Discrete action spaces",
-        ),
-        (
-            {},
-            Script(action=spaces.MultiDiscrete([2, 3]), info=in_info),
-            "Only Discrete actions can be masked",
-        ),
-        (
-            {},
-            Script(
-                action=spaces.MultiDiscrete([2, 2]), observation=MASKED, observe=masked
-            ),
-            "only Discrete actions can be masked.*action_mask=None",
-        ),
-    ],
-)
-def test_unfit_sources(keywords: dict[str, Any], script: Script, message: str) -> None:
-    with pytest.raises(ValueError, match=re.compile(message, re.DOTALL)):
-        scripted(script, **keywords)
-
-
-@pytest.mark.parametrize("wrong", [np.ones(4), np.full(5, 2), "yes"])
-def test_a_mask_that_does_not_fit_is_an_error_that_names_the_agent(wrong: Any) -> None:
-    script = Script(info=lambda i, s: {"action_mask": wrong})
-    with pytest.raises(ValueError, match="action_mask in info of agent agent_0"):
-        scripted(script)
-
-
 READERS: Any = pytest.mark.parametrize(
     "keywords", [{}, {"info_keys": ["speed"]}, {"action_mask": "info"}]
 )
@@ -196,22 +113,6 @@ def test_infos_may_have_other_keys_than_agents(kind: Any, keywords: Any) -> None
     check_env(factory, episodes=1)
 
 
-@KINDS
-@READERS
-@pytest.mark.parametrize("info", [np.ones(2), [1], 3, "text"])
-def test_infos_that_are_no_dicts_are_named(kind: Any, keywords: Any, info: Any) -> None:
-    raw = with_infos(kind, {"agent_0": info})
-    message = "scripted_v0: the info of agent agent_0 must be a dict, but is"
-    with pytest.raises(TypeError, match=message):
-        BoundEnv(PettingZooWrapper(raw, group_map=IN_ONE, **keywords))
-    later = altered(
-        ScriptedEnv(), step=lambda results: results[-1].update(agent_0=info)
-    )
-    env = BoundEnv(PettingZooWrapper(later, group_map=IN_ONE))
-    with pytest.raises(TypeError, match=message):
-        env.step()
-
-
 def test_infos_that_nobody_reads_may_be_anything() -> None:
     raw = with_infos(ScriptedEnv, {"agent_0": np.ones(2)})
     env = BoundEnv(PettingZooWrapper(raw, action_mask=None))
@@ -226,46 +127,22 @@ SEQUENCES = {
 }
 
 
-class _Contained:
-    """Mixed into PettingZoo's wrappers: agents are in another container than a list."""
-
-    def __init__(self, raw: Any, container: Any) -> None:
-        super().__init__(raw)  # type: ignore[call-arg]
-        self.container = container
-
-    @property
-    def possible_agents(self) -> Any:
-        return self.container(self.env.possible_agents)  # type: ignore[attr-defined]
-
-    @property
-    def agents(self) -> Any:
-        return self.container(self.env.agents)  # type: ignore[attr-defined]
-
-
-class ContainedParallel(_Contained, BaseParallelWrapper):
-    pass
-
-
-class ContainedTurns(_Contained, BaseWrapper):
-    pass
-
-
-def contained(kind: Any, container: Any) -> PettingZooWrapper:
-    script = Script(
-        ends={"agent_1": (2, "terminated")}, joins={"agent_2": 2}, max_cycles=5
-    )
-    wrapper = ContainedParallel if kind is ScriptedEnv else ContainedTurns
-    raw = kind(script)
-    if container is not None:
-        raw = wrapper(raw, container)
-    return PettingZooWrapper(raw, group_map=IN_ONE, done_on_any=False)
-
-
 @KINDS
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_agents_may_be_in_any_sequence(kind: Any, name: str) -> None:
-    env = BoundEnv(contained(kind, SEQUENCES[name]))
-    reference = BoundEnv(contained(kind, None))
+    script = Script(
+        ends={"agent_1": (2, "terminated")}, joins={"agent_2": 2}, max_cycles=5
+    )
+    options: dict[str, Any] = {"group_map": IN_ONE, "done_on_any": False}
+
+    def make() -> PettingZooWrapper:
+        raw = contained(kind(script), SEQUENCES[name])
+        return PettingZooWrapper(raw, **options)
+
+    env, reference = (
+        BoundEnv(wrapped)
+        for wrapped in (make(), PettingZooWrapper(kind(script), **options))
+    )
     for _ in range(5):
         env.step(agents=[1, 2, 3])
         reference.step(agents=[1, 2, 3])
@@ -273,7 +150,7 @@ def test_agents_may_be_in_any_sequence(kind: Any, name: str) -> None:
             assert np.array_equal(array, env[key]), key
     assert env.env.env.unwrapped.received == reference.env.env.received
     assert env.env.description.group_map == {"agents": [f"agent_{i}" for i in range(3)]}
-    check_env(lambda: contained(kind, SEQUENCES[name]), episodes=1)
+    check_env(make, episodes=1)
 
 
 def test_numbers_in_an_array_are_agents() -> None:
@@ -302,27 +179,6 @@ def test_numbers_in_an_array_are_agents() -> None:
     env.step(agents=[1, 2])
     assert raw.received == {0: 1, 1: 2}
     assert env.env.group_map == {"agents": ["0", "1"]}
-
-
-@KINDS
-@pytest.mark.parametrize(
-    "container", [set, iter, ",".join, lambda names: np.array([names]), lambda _: None]
-)
-def test_agents_without_order_or_name_are_refused(kind: Any, container: Any) -> None:
-    with pytest.raises(ValueError, match="scripted_v0 must have a list possible_agent"):
-        contained(kind, container)
-
-
-@KINDS
-@pytest.mark.parametrize("missing", [None, 3])
-def test_agents_that_are_no_sequence_are_an_error(kind: Any, missing: Any) -> None:
-    raw = kind()
-    wrapper = ContainedParallel if kind is ScriptedEnv else ContainedTurns
-    wrapped = wrapper(raw, list)
-    env = PettingZooWrapper(wrapped, group_map=IN_ONE)
-    wrapped.container = lambda _: missing
-    with pytest.raises(TypeError, match="scripted_v0: env.agents must be a list of"):
-        BoundEnv(env)
 
 
 @KINDS

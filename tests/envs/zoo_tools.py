@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
+from pettingzoo import ParallelEnv
+from pettingzoo.utils.wrappers import BaseParallelWrapper, BaseWrapper
 from support.zoo import Script, ScriptedEnv
 
 from marl_collect.core.description import allocate
@@ -61,3 +63,42 @@ def legal(i: int, step: int) -> NDArray[np.int8]:
     mask = np.ones(5, dtype=np.int8)
     mask[(i + step) % 5] = 0
     return mask
+
+
+MASKED = spaces.Dict(
+    {"seen": spaces.Box(0, 99, (1,)), "action_mask": spaces.Box(0, 1, (5,), np.int8)}
+)
+
+
+def masked(i: int, step: int, action: Any = None) -> dict[str, Any]:
+    return {"seen": np.array([step], np.float32), "action_mask": legal(i, step)}
+
+
+class _Contained:
+    """Mixed into PettingZoo's wrappers: agents are in another container than a list."""
+
+    def __init__(self, raw: Any, container: Any) -> None:
+        super().__init__(raw)  # type: ignore[call-arg]
+        self.container = container
+
+    @property
+    def possible_agents(self) -> Any:
+        return self.container(self.env.possible_agents)  # type: ignore[attr-defined]
+
+    @property
+    def agents(self) -> Any:
+        return self.container(self.env.agents)  # type: ignore[attr-defined]
+
+
+class _ContainedParallel(_Contained, BaseParallelWrapper):
+    pass
+
+
+class _ContainedTurns(_Contained, BaseWrapper):
+    pass
+
+
+def contained(raw: Any, container: Any) -> Any:
+    """Return ``raw`` with its agents in ``container``."""
+    together = isinstance(raw, ParallelEnv)
+    return (_ContainedParallel if together else _ContainedTurns)(raw, container)
