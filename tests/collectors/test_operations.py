@@ -164,6 +164,21 @@ def test_our_policies_do_not_wait() -> None:
     assert "and 0.0 waits" in total
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"total_frames": 40}, {"trajs_per_batch": 1}, {"init_random_frames": 99}),
+        {"replay_buffer": []},
+    ],
+    ids=str,
+)
+def test_what_is_counted_does_not_depend_on_batches(options: Any) -> None:
+    policy = make_policy(CountingEnv, num_cells=(4,))
+    expected = explained(CountingEnv, policy)
+    assert explained(CountingEnv, policy, **options) == expected
+    assert options.get("replay_buffer", []) == []
+
+
 def test_counting_does_not_change_the_collection() -> None:
     batches = []
     for counts in (False, True):

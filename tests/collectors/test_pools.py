@@ -123,6 +123,19 @@ def test_the_policy_wins_if_its_agents_have_more_and_draws_if_as_much() -> None:
         assert pool.wins.tolist() == [0, 1.5, 0]
 
 
+def test_games_are_no_training_that_workers_have_not_got() -> None:
+    collector, pool = start(MultiSyncCollector)
+    with collector:
+        for _ in range(5):
+            collector.next()  # A warning would be an error.
+        assert pool.games.sum() > 0
+        with torch.no_grad():
+            pool.policy.weight += 1
+        collector.next()
+        with pytest.warns(UserWarning, match="have changed, but the workers"):
+            collector.next()
+
+
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
 @pytest.mark.parametrize("sample", ["win_rate", "uniform"])
 def test_games_that_cannot_be_counted_are_a_warning(kind: Any, sample: Any) -> None:

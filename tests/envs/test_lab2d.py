@@ -366,6 +366,7 @@ def test_settings_may_be_nested_and_an_unknown_one_is_an_error() -> None:
         (["TRAIL"], "Only numbers of a fixed shape"),
         (["GLOBAL.STARTS"], "must have at least one observation"),
         (["PLACE", "EXTRA"], r"missing: \['EXTRA'\]"),
+        (["PLACE", "1.PLACE"], r"missing: \['1.PLACE'\]"),
     ],
 )
 def test_unavailable_observations_are_named(

@@ -39,17 +39,23 @@ SPACES: list[Any] = [
 ]
 
 
-LIVES = ["stays", "ends", "joins", "joins and ends", "ends and returns", "waits"]
+LIVES = [
+    *("stays", "ends", "joins", "joins and ends", "ends and returns", "waits"),
+    "ends but stays listed",
+]
 
 
 def lives(random: Random, *, parallel: bool) -> dict[str, Any]:
     """Return when each of four agents ends, joins, waits and comes back."""
-    events: dict[str, Any] = {"ends": {}, "joins": {}, "returns": {}, "waits": {}}
+    kinds = ("ends", "joins", "returns", "waits")
+    events: dict[str, Any] = {kind: {} for kind in kinds} | {"lingers": set()}
     reasons = [*FLAGGED, *["vanished"] * parallel]
     for agent in AGENTS:
         life = random.choice(LIVES)
         if "ends" in life:
             events["ends"][agent] = random.randint(1, 5), random.choice(reasons)
+        if "listed" in life and parallel and events["ends"][agent][1] in FLAGGED:
+            events["lingers"].add(agent)
         if "joins" in life and agent != AGENTS[0]:  # Somebody begins.
             events["joins"][agent] = random.randint(1, 7)
         if "returns" in life:
@@ -98,8 +104,8 @@ def compare_with_the_model(trial: Trial) -> None:
     assert compare(trial, stock, recorded) == FRAMES
     script, waits = trial.script, trial.options["absent"] == "waiting"
     reasons = {reason for _, reason in script.ends.values()}
-    if waits or not (script.waits or "vanished" in reasons):
-        # Otherwise it finds agents that come back although they left.
+    if not script.lingers and (waits or not (script.waits or "vanished" in reasons)):
+        # Otherwise it finds agents that are listed or come back although they left.
         check_env(stock.factory, episodes=1)
 
 

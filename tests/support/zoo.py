@@ -30,6 +30,8 @@ class Script:
         returns: by agent, the step after which it takes part again, after its end.
         waits: by agent, the steps after which a ``ScriptedEnv`` does not list it,
             although it did not end.
+        lingers: agents that a ``ScriptedEnv`` lists after their ends too, with the same
+            flags.
         max_cycles: step in which all remaining agents are truncated.
         action: action space of all agents, or spaces by agent.
         observation: observation space of all agents, or spaces by agent.
@@ -42,6 +44,7 @@ class Script:
     joins: Mapping[str, int] = field(default_factory=dict)
     returns: Mapping[str, int] = field(default_factory=dict)
     waits: Mapping[str, Collection[int]] = field(default_factory=dict)
+    lingers: Collection[str] = ()
     max_cycles: int = 10
     action: spaces.Space[Any] | dict[str, spaces.Space[Any]] = field(
         default_factory=lambda: spaces.Discrete(5)
@@ -69,6 +72,7 @@ class Script:
             and (
                 agent not in self.ends
                 or step < self.ends[agent][0]
+                or agent in self.lingers
                 or self.is_back(agent, step)
             )
         ]
@@ -85,7 +89,7 @@ class Script:
         """Return whether ``agent`` is terminated and truncated in ``step``."""
         end, why = self.ends.get(agent, (-1, ""))
         at_limit = step >= self.max_cycles
-        if step != end:
+        if step != end and not (agent in self.lingers and step > end):
             return False, at_limit
         return why in ("terminated", "both"), why in ("truncated", "both") or at_limit
 
