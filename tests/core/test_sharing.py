@@ -1,7 +1,6 @@
 """Environments of one process that share a simulator are refused, in every layout."""
 
 from collections.abc import Callable
-from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -54,86 +53,42 @@ class Around:
         return self.inside.step(actions)
 
 
-def parallel(raw: Any) -> Any:
-    return PettingZooWrapper(raw)
-
-
-def with_lambda() -> Factory:
-    raw = ScriptedEnv(Script())
-    return lambda: PettingZooWrapper(raw)
-
-
-def with_partial() -> Factory:
-    return partial(parallel, ScriptedEnv(Script()))
-
-
-def with_keywords() -> Factory:
-    return partial(PettingZooWrapper, env=ScriptedEnv(Script()), agent_ids=True)
-
-
-def with_cache() -> Factory:
-    @lru_cache
-    def raw() -> Any:
-        return ScriptedEnv(Script())
-
-    return lambda: PettingZooWrapper(raw())
-
-
-def turn_based() -> Factory:
-    raw = ScriptedTurns(Script())
-    return lambda: PettingZooWrapper(raw)
-
-
-def converted() -> Factory:
+def in_turns(raw: Any) -> Any:
     from pettingzoo.utils import parallel_to_aec
 
-    raw = ScriptedEnv(Script())
-    return lambda: PettingZooWrapper(parallel_to_aec(raw))
+    return PettingZooWrapper(parallel_to_aec(raw))
 
 
-def lists() -> Factory:
-    raw = Countdown()
-    return lambda: PettingZooWrapper(AgentLists(raw))
+SHARING: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "parallel": (ScriptedEnv, PettingZooWrapper),
+    "turns": (ScriptedTurns, PettingZooWrapper),
+    "converted": (ScriptedEnv, in_turns),
+    "lists": (Countdown, lambda raw: PettingZooWrapper(AgentLists(raw))),
+    "own wrapper": (
+        Countdown,
+        lambda raw: PettingZooWrapper(AgentLists(Around(raw))),
+    ),
+    "wrapped": (ScriptedEnv, lambda raw: Unchanged(Unchanged(PettingZooWrapper(raw)))),
+    "wrapped twice": (lambda: PettingZooWrapper(ScriptedEnv()), Unchanged),
+}
+"""What is built once, and what environments do with it."""
 
 
-def wrapped_lists() -> Factory:
-    raw = Countdown()
-    return lambda: PettingZooWrapper(AgentLists(Around(raw)))
+def sharing(kind: str) -> Factory:
+    build, wrap = SHARING[kind]
+    raw = build()
+    return lambda: wrap(raw)
 
 
-def wrapped() -> Factory:
-    raw = ScriptedEnv(Script())
-    return lambda: Unchanged(Unchanged(PettingZooWrapper(raw)))
-
-
-def one_wrapped_twice() -> Factory:
-    inner = PettingZooWrapper(ScriptedEnv(Script()))
-    return lambda: Unchanged(inner)
-
-
-SHARING = [
-    with_lambda,
-    with_partial,
-    with_keywords,
-    with_cache,
-    turn_based,
-    converted,
-    lists,
-    wrapped_lists,
-    wrapped,
-    one_wrapped_twice,
-]
-
-
-@pytest.mark.parametrize("sharing", SHARING)
-def test_two_that_share_one_are_refused(sharing: Callable[[], Factory]) -> None:
-    factory = sharing()
+@pytest.mark.parametrize("kind", SHARING)
+def test_two_that_share_one_are_refused(kind: str) -> None:
+    factory = sharing(kind)
     with pytest.raises(TypeError, match=MESSAGE):
         Collector([factory, factory], frames_per_batch=20, total_frames=20)
-    with Collector(sharing(), frames_per_batch=20, total_frames=20) as collector:
+    with Collector(sharing(kind), frames_per_batch=20, total_frames=20) as collector:
         assert sum(batch.numel() for batch in collector) == 20
     with pytest.raises(ContractError, match="share one"):
-        check_env(sharing())
+        check_env(sharing(kind))
 
 
 def in_one_worker(factory: Factory) -> None:
@@ -157,23 +112,23 @@ LAYOUTS = [in_one_worker, in_serial_env, in_a_process_of_parallel_env, in_evalua
 
 @pytest.mark.processes
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("sharing", [with_lambda, lists, wrapped])
+@pytest.mark.parametrize("kind", ["parallel", "lists", "wrapped"])
 def test_every_layout_refuses_environments_of_one_process_that_share_one(
-    layout: Callable[[Factory], None], sharing: Callable[[], Factory]
+    layout: Callable[[Factory], None], kind: str
 ) -> None:
     with pytest.raises(TypeError, match=MESSAGE):
-        layout(sharing())
+        layout(sharing(kind))
 
 
 @pytest.mark.processes
 def test_record_refuses_environments_of_a_process_that_share_one(tmp_path: Any) -> None:
     with pytest.raises(TypeError, match=MESSAGE):
-        record(tmp_path / "data", with_lambda(), frames=40, envs_per_worker=2)
+        record(tmp_path / "data", sharing("parallel"), frames=40, envs_per_worker=2)
 
 
 def test_the_message_names_the_object_and_the_factory_to_write() -> None:
     with pytest.raises(TypeError) as raised:
-        SerialEnv(2, with_lambda())
+        SerialEnv(2, sharing("parallel"))
     assert "one ScriptedEnv" in str(raised.value)
     assert "lambda: PettingZooWrapper(MyEnv())" in str(raised.value)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from support.far_device import FAR, pinned_for_far
 from support.torch_worlds import RICH, Spec, TorchWorlds
 
@@ -95,3 +96,24 @@ def leaves(tree: Any) -> list[Any]:
         return [tree]
     values = tree.values() if isinstance(tree, Mapping) else tree
     return [leaf for value in values for leaf in leaves(value)]
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        lambda data: data[data > 3],
+        lambda data: data.masked_fill_(data > 1, 0)[data > 1],
+        lambda data: data.any().item(),
+        lambda data: data.sum().item(),
+        lambda data: data.nonzero(),
+        lambda data: data.repeat_interleave(data),
+    ],
+)
+def test_what_waits_for_the_device_is_found(
+    monkeypatch: pytest.MonkeyPatch, waits: Any
+) -> None:
+    with pinned_for_far(monkeypatch) as far:
+        data = torch.arange(4).to(FAR)
+        assert not far.reads
+        waits(data)
+        assert far.reads

@@ -96,29 +96,72 @@ class RootEndsEnv(LampsEnv):
         return frame
 
 
-class CartEnv(EnvBase):
-    """One agent with its keys at the root, for any action spec."""
+class Counts(EnvBase):
+    """Counts steps in its rewards, wherever they are, and ends after five."""
 
-    def __init__(self, action: Any, **observed: Any) -> None:
+    difficulty = 7
+
+    def __init__(self, *, action: Any, observation: Any, **specs: Any) -> None:
         super().__init__()
-        self.observation_spec = Composite(observed)
         self.action_spec = action
-        self.reward_spec = Unbounded((1,))
+        self.observation_spec = observation
+        self.reward_spec = specs.get("reward", Unbounded((1,)))
+        if "done" in specs:
+            self.full_done_spec = specs["done"]
+
+    def hello(self, name: str) -> str:
+        return f"hello {name}"
 
     def _set_seed(self, seed: int) -> None:
-        self.steps = 0
+        """Do nothing: nothing is random."""
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> Any:
         self.steps = 0
-        return self.observation_spec.zero()
+        return self.observation_spec.zero().update(self.full_done_spec.zero())
 
     def _step(self, tensordict: TensorDictBase) -> Any:
-        assert self.action_spec.is_in(tensordict["action"])
+        for key in self.action_keys:
+            assert self.full_action_spec[key].is_in(tensordict[key])
         self.steps += 1
-        out = self.observation_spec.zero()
-        out["reward"] = torch.ones(1)
-        out["terminated"] = torch.tensor([self.steps == 5])
-        return out
+        rewards = self.full_reward_spec.zero().apply(lambda zero: zero + self.steps)
+        flags = self.full_done_spec.zero().named_apply(
+            lambda name, zero: zero + (self.steps == 5 and name != "truncated")
+        )
+        return self.observation_spec.zero().update(rewards).update(flags)
+
+
+def one_agent(
+    flags: Any = (), dtype: Any = torch.bool, rewards: Any = (("team", "gain"),)
+) -> Counts:
+    """Return an environment whose reward and flags have other keys and dtypes."""
+    flag = Unbounded((1,), dtype=dtype)
+    if dtype == torch.bool:
+        flag = Categorical(2, (1,), dtype=dtype)
+    names = ("done", "terminated", "truncated")
+    return Counts(
+        action=Bounded(-1, 1, (2,)),
+        observation=Composite(seen=Unbounded((3,))),
+        reward=Composite({key: Unbounded((1,)) for key in rewards}),
+        done=Composite({(*flags, name): flag.clone() for name in names}),
+    )
+
+
+def two_agents(**nested: bool) -> Counts:
+    """Return an environment whose entries are each at the root, or in a group."""
+    specs: dict[str, Any] = {
+        "action": lambda agents: Categorical(4, agents),
+        "observation": lambda agents: Unbounded((*agents, 3)),
+        "reward": lambda agents: Unbounded((*agents, 1)),
+        "done": lambda agents: Categorical(2, (*agents, 1), dtype=torch.bool),
+    }
+    return Counts(
+        **{
+            name: Composite(agents=Composite({name: spec((2,))}, shape=(2,)))
+            if nested.get(name)
+            else Composite({name: spec(())})
+            for name, spec in specs.items()
+        }
+    )
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -172,7 +215,8 @@ def test_a_single_agent_environment_is_a_group_of_one() -> None:
     ],
 )
 def test_actions_are_passed_in_the_form_of_the_spec(action: Any, space: Any) -> None:
-    env = TorchRLWrapper(CartEnv(action, x=Unbounded((2,)), on=Binary(2)))
+    seen = Composite(x=Unbounded((2,)), on=Binary(2))
+    env = TorchRLWrapper(Counts(action=action, observation=seen))
     frames = env.rollout(9)
     assert frames["next", "terminated"].sum() == 1
     assert len(frames) == 5
@@ -343,51 +387,11 @@ def test_close_closes_the_inner_environment() -> None:
     assert torchrl_env.is_closed
 
 
-class PlacedEnv(CartEnv):
-    """One agent whose reward and flags have other keys and dtypes."""
-
-    def __init__(
-        self,
-        flags: Any = (),
-        dtype: Any = torch.bool,
-        rewards: Any = (("team", "gain"),),
-    ) -> None:
-        super().__init__(Bounded(-1, 1, (2,)), seen=Unbounded((3,)))
-        self.difficulty = 7
-        self.rewards = rewards
-        self.reward_spec = Composite(
-            {key: Unbounded((1,)) for key in rewards}  # Nested by their keys.
-        )
-        flag = Unbounded((1,), dtype=dtype) if dtype != torch.bool else None
-        flag = flag or Categorical(2, (1,), dtype=torch.bool)
-        names = ("done", "terminated", "truncated")
-        self.flags = [(*flags, name) for name in names]
-        self.full_done_spec = Composite({key: flag.clone() for key in self.flags})
-
-    def hello(self, name: str) -> Any:
-        return f"hello {name}"
-
-    def _flagged(self, out: Any) -> Any:
-        done, terminated, truncated = self.flags
-        zero = self.full_done_spec[done].zero()
-        over = torch.full_like(zero, self.steps == 5)
-        return out.update({done: over, terminated: over, truncated: zero})
-
-    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> Any:
-        return self._flagged(super()._reset())
-
-    def _step(self, tensordict: TensorDictBase) -> Any:
-        self.steps += 1
-        out = self.observation_spec.zero()
-        out.update({key: torch.full((1,), float(self.steps)) for key in self.rewards})
-        return self._flagged(out)
-
-
 @pytest.mark.parametrize("flags", [(), ("team",)])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int64])
 def test_rewards_and_flags_of_one_agent_may_be_numbers(flags: Any, dtype: Any) -> None:
     with Collector(
-        lambda: TorchRLWrapper(PlacedEnv(flags, dtype)), frames_per_batch=7
+        lambda: TorchRLWrapper(one_agent(flags, dtype)), frames_per_batch=7
     ) as collector:
         after = collector.next()["next"]
     assert after["agents", "reward"].flatten().tolist() == [1, 2, 3, 4, 5, 1, 2]
@@ -399,12 +403,12 @@ def test_rewards_and_flags_of_one_agent_may_be_numbers(flags: Any, dtype: Any) -
 @pytest.mark.parametrize("wrap", [lambda e: e, TransformedEnv])
 def test_attributes_of_the_environment_inside_are_forwarded(wrap: Any) -> None:
     with Collector(
-        lambda: TorchRLWrapper(wrap(PlacedEnv())), frames_per_batch=7
+        lambda: TorchRLWrapper(wrap(one_agent())), frames_per_batch=7
     ) as collector:
         assert collector.getattr_env("difficulty") == [7]
         with pytest.raises(AttributeError, match="inside.*an attribute 'easiness'"):
             collector.getattr_env("easiness")
-    env = TorchRLWrapper(wrap(PlacedEnv()))
+    env = TorchRLWrapper(wrap(one_agent()))
     assert env.hello("you") == "hello you"
     with pytest.raises(AttributeError, match="it has observation_space"):
         env.observation_spec  # noqa: B018 - is refused with advice
@@ -425,58 +429,22 @@ def test_the_sum_of_rewards_keeps_its_key() -> None:
     assert batch["agents", "observation"].shape == (3, 2, 3)
 
 
-class PartlyNestedEnv(EnvBase):
-    """Two agents whose entries are each at the root, or nested in a group."""
-
-    def __init__(
-        self, *, action: bool, observation: bool, reward: bool, done: bool
-    ) -> None:
-        super().__init__()
-        self.action_spec = _placed("action", lambda n: Categorical(4, n), action)
-        self.observation_spec = _placed(
-            "observation", lambda n: Unbounded((*n, 3)), observation
-        )
-        self.reward_spec = _placed("reward", lambda n: Unbounded((*n, 1)), reward)
-        self.done_spec = _placed(
-            "done", lambda n: Categorical(2, (*n, 1), dtype=torch.bool), done
-        )
-
-    def _set_seed(self, seed: int) -> None:
-        """Do nothing: nothing is random."""
-
-    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> Any:
-        self.steps = 0
-        return self.observation_spec.zero().update(self.full_done_spec.zero())
-
-    def _step(self, tensordict: TensorDictBase) -> Any:
-        self.steps += 1
-        done = self.full_done_spec.zero()
-        done = done.apply(torch.ones_like) if self.steps == 5 else done
-        reward = self.full_reward_spec.zero().apply(torch.ones_like)
-        return self.observation_spec.zero().update(reward).update(done)
-
-
-def _placed(name: str, spec: Any, nested: bool) -> Composite:
-    if nested:
-        return Composite(agents=Composite({name: spec((2,))}, shape=(2,)))
-    return Composite({name: spec(())})
-
-
 @pytest.mark.parametrize("observation", [False, True])
 @pytest.mark.parametrize("reward", [False, True])
 @pytest.mark.parametrize("done", [False, True])
 def test_roots_and_groups_may_mix(observation: bool, reward: bool, done: bool) -> None:
     places = {"observation": observation, "reward": reward, "done": done}
-    env = TorchRLWrapper(PartlyNestedEnv(action=True, **places))
+    env = TorchRLWrapper(two_agents(action=True, **places))
     batch = env.rollout(10)["next"]
-    assert batch["agents", "reward"].flatten().tolist() == [1.0] * 10
+    assert batch["agents", "reward"].flatten().tolist() == [
+        *(1, 1, 2, 2, 3, 3, 4, 4, 5, 5)
+    ]
     assert batch["done"].flatten().tolist() == [False] * 4 + [True]
 
 
 @pytest.mark.parametrize("nested", ["reward", "done"])
 def test_an_action_at_the_root_of_two_agents_is_refused(nested: str) -> None:
-    places = dict.fromkeys(("action", "observation", "reward", "done"), False)
-    env = PartlyNestedEnv(**places | {nested: True})
+    env = two_agents(**{nested: True})
     words = rf"\('agents', '{nested}'\) of group 'agents' has the shape \[2, 1\]"
     with pytest.raises(TypeError, match=words):
         TorchRLWrapper(env)
@@ -492,12 +460,14 @@ def test_an_action_at_the_root_of_two_agents_is_refused(nested: str) -> None:
             r"at most one batch dimension.*\[2, 3\]",
         ),
         (
-            lambda: CartEnv(MultiOneHot([2, 3]), x=Unbounded((2,))),
+            lambda: Counts(
+                action=MultiOneHot([2, 3]), observation=Composite(x=Unbounded((2,)))
+            ),
             TypeError,
             "agents/action has the spec MultiOneHot",
         ),
         (
-            lambda: PlacedEnv(rewards=(("team", "gain"), ("team", "loss"))),
+            lambda: one_agent(rewards=(("team", "gain"), ("team", "loss"))),
             TypeError,
             "reward of group 'agents' is ambiguous",
         ),

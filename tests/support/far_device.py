@@ -113,7 +113,7 @@ class FarDevice(TorchDispatchMode):
                 there = target
             near = [t for t in tensors if not isinstance(t, FarTensor) and t.ndim]
             assert not (is_far and near), f"{name} mixes tensors of {FAR} and the CPU"
-            if is_far and name in READS:
+            if is_far and (name in READS or (name in INDEXING and _by_mask(args[1]))):
                 self.reads.append(name)
         here, named = tree_map_only(FarTensor, lambda t: t.data_there, (args, kwargs))
         out = func(*here, **named)
@@ -152,8 +152,19 @@ def _wrapped(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     return new
 
 
-READS = {"_local_scalar_dense", "nonzero", "equal", "masked_select"}
-"""Operations that need values from the device."""
+def _by_mask(indices: Any) -> bool:
+    """Whether one of the indices is a mask, so the number of rows is unknown."""
+    masks = torch.bool, torch.uint8
+    return any(i is not None and i.dtype in masks for i in indices)
+
+
+READS = {
+    *("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "nonzero_numpy"),
+    *("masked_select", "repeat_interleave", "unique_dim", "_unique", "_unique2"),
+    *("unique_consecutive", "unique_dim_consecutive", "bincount", "argwhere"),
+}
+"""Operations whose result, or its shape, the host needs from the device."""
+INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 
 
 @contextmanager
