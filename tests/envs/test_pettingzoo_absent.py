@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 
-from pettingzoo import AECEnv
 from support.zoo import Script, ScriptedEnv, ScriptedTurns, altered
-from zoo_tools import BoundEnv, legal
+from zoo_tools import MASKED, BoundEnv, legal, masked
 
 from marl_collect import Collector, MarlGroupMapType, RandomPolicy
 from marl_collect.envs import PettingZooWrapper
@@ -27,8 +25,6 @@ torch = pytest.importorskip("torch")
 LENGTH = 6
 PLAYERS = ["agent_0", "agent_1", "agent_2"]
 IN_ONE = MarlGroupMapType.ALL_IN_ONE_GROUP
-STEPS = spaces.Box(0, LENGTH, (1,), np.float32)
-MASKED = spaces.Dict({"steps": STEPS, "action_mask": spaces.MultiBinary(5)})
 TURNS = {p: [s for s in range(9) if s % 3 != i] for i, p in enumerate(PLAYERS)}
 """The steps in which each of three agents is not listed, because another one acts."""
 
@@ -39,64 +35,27 @@ def together(**options: Any) -> Any:
     return ScriptedEnv(Script(**script))
 
 
-class InTurn(AECEnv):
-    """Three players in turn; ``agents`` has only the one that acts next.
+def in_turn(**script: Any) -> Any:
+    """Return an environment of turns; ``agents`` has only the one that acts next."""
+    ends = dict.fromkeys(PLAYERS, (LENGTH, "terminated"))
+    raw: Any = ScriptedTurns(Script(ends=ends, **script))
+    step, alive = raw.step, list[str]()
 
-    A player observes the number of steps. The player that acted gets the number of its
-    action, and 10 if another one acted. The last step terminates everybody.
-    """
+    def is_over() -> bool:
+        return bool(raw.terminations[raw.agent_selection])
 
-    metadata = {"name": "scripted_v0"}
-    possible_agents = PLAYERS
+    def list_next(_: Any = None) -> None:
+        if raw.agents and not is_over():
+            alive[:] = [p for p in PLAYERS if not raw.terminations.get(p, True)]
+            raw.agents = [raw.agent_selection]
 
-    def __init__(self, masks: str = "") -> None:
-        self.masks = masks
-        self.acted: list[tuple[str, int]] = []
+    def step_all(action: Any) -> None:
+        raw.agents = raw.agents if is_over() else [*alive]
+        step(action)
+        list_next()
 
-    def observation_space(self, agent: str) -> Any:
-        return MASKED if self.masks == "observation" else STEPS
-
-    def action_space(self, agent: str) -> Any:
-        return spaces.Discrete(5)
-
-    def mask(self, agent: str) -> dict[str, Any]:
-        return {"action_mask": legal(PLAYERS.index(agent), self.steps)}
-
-    def observe(self, agent: str) -> Any:
-        steps = np.array([self.steps], np.float32)
-        if self.masks != "observation":
-            return steps
-        return {"steps": steps, **self.mask(agent)}
-
-    def turn(self) -> None:
-        self.agent_selection = PLAYERS[self.steps % 3]
-        self.agents = [self.agent_selection]
-        self.infos = {p: self.mask(p) if self.masks == "info" else {} for p in PLAYERS}
-
-    def reset(self, seed: Any = None, options: Any = None) -> None:
-        self.steps = 0
-        self.acted = []
-        self.turn()
-        self.rewards = dict.fromkeys(PLAYERS, 0.0)
-        self._cumulative_rewards = dict.fromkeys(PLAYERS, 0.0)
-        self.terminations = dict.fromkeys(PLAYERS, False)
-        self.truncations = dict.fromkeys(PLAYERS, False)
-
-    def step(self, action: Any) -> None:
-        player = self.agent_selection
-        if self.terminations[player]:
-            self._was_dead_step(action)
-            return
-        assert not self.masks or self.mask(player)["action_mask"][action]
-        self.acted.append((player, int(action)))
-        self.steps += 1
-        self._cumulative_rewards[player] = 0.0
-        self.rewards = {p: float(action) if p == player else 10.0 for p in PLAYERS}
-        self._accumulate_rewards()
-        self.turn()
-        if self.steps == LENGTH:
-            self.terminations = dict.fromkeys(PLAYERS, True)
-            self.agents = PLAYERS[:]
+    raw.step = step_all
+    return altered(raw, reset=list_next)
 
 
 def waiting(raw: Any, **keywords: Any) -> PettingZooWrapper:
@@ -105,7 +64,7 @@ def waiting(raw: Any, **keywords: Any) -> PettingZooWrapper:
 
 @pytest.mark.parametrize("done_on_any", [None, False])
 def test_players_that_are_not_listed_wait(done_on_any: Any) -> None:
-    env = BoundEnv(waiting(InTurn(), done_on_any=done_on_any, agent_ids=True))
+    env = BoundEnv(waiting(in_turn(), done_on_any=done_on_any, agent_ids=True))
     for step in range(LENGTH):
         turn = step % 3
         assert env["agents", "mask"].tolist() == [p == turn for p in range(3)]
@@ -115,23 +74,32 @@ def test_players_that_are_not_listed_wait(done_on_any: Any) -> None:
         seen = [
             max((s for s in range(step + 1) if s % 3 == p), default=0) for p in range(3)
         ]
-        expected = [[seen[p], *np.eye(3)[p]] for p in range(3)]
-        assert env["agents", "observation"].tolist() == expected
+        assert env["agents", "observation"][:, 1].tolist() == seen
+        assert env["agents", "observation"][:, 3:].tolist() == np.eye(3).tolist()
         env.step(agents=[1, 2, 3])
-        rewards = [turn + 1 if p == turn else 10 for p in range(3)]
+        rewards = [10 * p + step + 1 for p in range(3)]
         assert env["agents", "reward"].ravel().tolist() == rewards
-    assert env.env.env.acted == [(PLAYERS[s % 3], s % 3 + 1) for s in range(LENGTH)]
+    actions = [(PLAYERS[s % 3], s % 3 + 1) for s in range(LENGTH)]
+    assert env.env.env.received[:LENGTH] == actions
     assert env.flags() == [[True], [True], [False]]
     assert env.flags("agents") == [[True] * 3, [True] * 3, [False] * 3]
-    assert env["agents", "observation"][:, 0].tolist() == [LENGTH] * 3
+    assert env["agents", "observation"][:, 1].tolist() == [LENGTH] * 3
     assert not env["agents", "mask"].any()
 
 
-@pytest.mark.parametrize("masks", ["", "observation", "info"])
-def test_the_contract_holds_and_actions_are_legal(masks: str) -> None:
-    check_env(lambda: waiting(InTurn(masks), episode_reward=True))
+@pytest.mark.parametrize(
+    "masks",
+    [
+        {},
+        {"observation": MASKED, "observe": masked},
+        {"info": lambda i, step: {"action_mask": legal(i, step)}},
+    ],
+    ids="-".join,
+)
+def test_the_contract_holds_and_actions_are_legal(masks: dict[str, Any]) -> None:
+    check_env(lambda: waiting(in_turn(**masks), episode_reward=True))
     with Collector(
-        lambda: waiting(InTurn(masks)),
+        lambda: waiting(in_turn(**masks)),
         RandomPolicy(),
         frames_per_batch=4 * LENGTH,
         seed=3,
@@ -142,13 +110,14 @@ def test_the_contract_holds_and_actions_are_legal(masks: str) -> None:
     assert batch["collector", "traj_ids"].unique().numel() == 4
     assert batch["agents", "mask"].sum(-1).tolist() == [1] * 4 * LENGTH
     if masks:
-        legal = batch["agents", "action_mask"]
+        allowed = batch["agents", "action_mask"]
         acts = batch["agents", "mask"]
-        assert legal[~acts].all()
-        assert (~legal[acts]).sum() == 4 * LENGTH
+        assert allowed[~acts].all()
+        assert (~allowed[acts]).sum() == 4 * LENGTH
+        assert allowed.gather(-1, batch["agents", "action"][..., None]).all()
 
 
-@pytest.mark.parametrize("make", [together, InTurn])
+@pytest.mark.parametrize("make", [together, in_turn])
 def test_the_default_warns_once_that_players_come_back(make: Any) -> None:
     env = BoundEnv(PettingZooWrapper(make(), group_map=IN_ONE, done_on_any=False))
     env.step()
@@ -198,13 +167,10 @@ def test_an_agent_that_ended_is_no_reason_to_warn(*, done_on_any: bool) -> None:
 
 
 def test_all_actions_of_an_agent_that_waits_are_legal_whatever_is_returned() -> None:
-    def observe(i: int, step: int, _action: Any) -> Any:
-        return {"steps": [step], "action_mask": legal(i, step)}
-
-    script = Script(observation=MASKED, observe=observe)
+    script = Script(observation=MASKED, observe=masked)
 
     def show_everybody(results: Any) -> None:
-        results[0].update({p: observe(i, raw.steps, 0) for i, p in enumerate(PLAYERS)})
+        results[0].update({p: masked(i, raw.steps) for i, p in enumerate(PLAYERS)})
         raw.agents = ["agent_1"]
 
     raw = altered(ScriptedEnv(script), step=show_everybody)
@@ -215,11 +181,11 @@ def test_all_actions_of_an_agent_that_waits_are_legal_whatever_is_returned() -> 
         mask = env["agents", "action_mask"]
         assert mask[1].tolist() == legal(1, steps).astype(bool).tolist()
         assert mask[[0, 2]].all()
-        assert env["agents", "observation", "steps"].tolist() == [[steps]] * 3
+        assert env["agents", "observation", "seen"].tolist() == [[steps]] * 3
 
 
 def test_an_agent_that_is_dead_after_the_reset_does_not_wait() -> None:
-    raw = InTurn()
+    raw = in_turn()
 
     def end(_: None) -> None:
         raw.agents = ["agent_0", "agent_1"]
@@ -229,7 +195,7 @@ def test_an_agent_that_is_dead_after_the_reset_does_not_wait() -> None:
     env = BoundEnv(waiting(altered(raw, reset=end)))
     raw._accumulate_rewards = lambda: None
     env.step()
-    assert env["agents", "reward"].ravel().tolist() == [0, 0, 10]
+    assert env["agents", "reward"].ravel().tolist() == [0, 11, 21]
 
 
 def test_an_episode_ends_when_nobody_is_listed() -> None:
