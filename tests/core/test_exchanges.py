@@ -59,18 +59,25 @@ import datetime
 import time
 from pathlib import Path
 
+import torch
+
+from marl_collect.core import ranks as module
 from marl_collect.core.ranks import Ranks
 
+limit = datetime.timedelta(seconds=250)  # Also of a busy machine's connection.
 if arguments[0] != "exit":
     dist.destroy_process_group()
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/soon", rank=rank, world_size=world_size,
-        timeout=datetime.timedelta(seconds=20),  # Also of a busy machine's connection.
+        timeout=limit,
     )
-if arguments[0] == "hang with NCCL":
     dist.get_backend_config = lambda group=None: "cuda:nccl"
 ranks = Ranks.of(None, None)
 ranks.gather(rank, "stats()")
+if arguments[0] != "exit":
+    backend = module._group[1]._get_backend(torch.device("cpu"))
+    assert backend.options._timeout == limit
+    backend._set_default_timeout(datetime.timedelta(seconds=1))
 if rank == 1:
     while arguments[0] != "exit" and len(list(Path(folder).glob("ended_*"))) < 2:
         time.sleep(0.01)
