@@ -184,25 +184,29 @@ def test_the_spare_becomes_the_first_fork_server() -> None:
     assert process.stdout.split() == ["True", "False"]
 
 
-MARK = "MARL_COLLECT_TEST_OF_LEFT_PROCESSES"
+MARK, PRELOAD = "MARL_COLLECT_TEST_OF_LEFT_PROCESSES", "MARL_COLLECT_TEST_PRELOAD"
 INTERRUPTED = """
-import subprocess, sys
-from pathlib import Path
 from support.scripts import start_python
 
-COLLECT = '''
-import subprocess, sys
-from marl_collect.cli.main import app
+START = '''
+import subprocess
+from pathlib import Path
+from marl_collect.processes import WorkerPool
+
+def wait(worker, argument):
+    worker.send("up")
+    worker.receive()
+
 subprocess.Popen(["sleep", "1000"], start_new_session=True)
-app()
+with WorkerPool(wait, [0, 1]) as pool:
+    for _ in range(2):
+        pool.receive()
+    Path("up").touch()
+    pool.receive()
 '''
 
 def test_that_is_interrupted():
-    arguments = ["--frames", "100000000", "--frames-per-batch", "200", "--workers", "2"]
-    program = start_python(
-        "-c", COLLECT, "collect", "workloads.counting:CountingEnv",
-        *arguments, "--policy", "random", "--out", "data",
-    )
+    program = start_python("-c", START)
     program.wait()
 """
 
@@ -235,13 +239,13 @@ def test_an_interrupted_test_leaves_no_process(
     with start_python(
         *("-m", "pytest", *options, str(tmp_path)),
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path, MARK: mark},
+        env=os.environ | {"PYTHONPATH": path, PRELOAD: "", MARK: mark},
         stderr=subprocess.STDOUT,
     ) as program:
-        data = tmp_path / "data"
-        wait_until(lambda: any(data.glob("*.parquet")) or program.poll() is not None)
+        up = tmp_path / "up"
+        wait_until(lambda: up.exists() or program.poll() is not None)
         assert program.poll() is None, program.communicate()
-        # Their warm process, the command, its fork server, two workers, and a daemon.
+        # Their warm process, the program, its fork server, two workers, and a daemon.
         assert len(marked(mark)) >= 6
         os.kill(program.pid, number)
         assert program.wait() == code

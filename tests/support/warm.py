@@ -37,7 +37,7 @@ Request = tuple[list[str], str, dict[str, str], dict[int, int]]
 """Arguments, working directory, environment, and file descriptors by their numbers in
 the program."""
 
-PRELOAD: Final = (
+_MODULES: Final = (
     "torch",
     "tensordict.nn",
     "gymnasium",
@@ -49,8 +49,10 @@ PRELOAD: Final = (
     # What Ray's workers import; Ray itself reads a worker's environment at its import.
     *("google.protobuf.reflection", "jsonschema", "requests", "yaml"),
 )
+PRELOAD: Final = os.environ.get("MARL_COLLECT_TEST_PRELOAD", " ".join(_MODULES)).split()
 """What is imported once. A missing extra is left out. Nothing of this package: its own
-imports happen in each program, as in a fresh interpreter."""
+imports happen in each program, as in a fresh interpreter. A test run in a test needs
+less, and says what by the variable."""
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _FIRST_HIGH_FD: Final = 500
