@@ -9,8 +9,11 @@ ends, however it ends, stdin ends; then it kills all programs and what these hav
 A program forks once before it begins. The copy is its *spare*: where the program would
 start an interpreter that becomes the package's fork server, which imports for five
 seconds, the spare becomes this interpreter.
+
+A program ends as in an interpreter, up to its own ``__main__``: see ``end_quickly``.
 """
 
+import atexit
 import contextlib
 import ctypes
 import fcntl
@@ -244,8 +247,29 @@ def print_without_us(
     sys.__excepthook__(kind, error.with_traceback(trace), trace)
 
 
+def end_quickly() -> None:
+    """End a program after its last hook, without taking libraries apart.
+
+    That would copy the memory that it shares with the warm process, in most of the time
+    of a short program. What its ``__main__`` holds is deleted.
+    """
+    names = vars(sys.modules["__main__"])
+    names.update(dict.fromkeys(names.keys() - {"__builtins__"}))
+    gc.collect()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)
+    os._exit(_exit_code)
+
+
+_exit_code = 0
+
+
 def main() -> None:
     """Serve, and return in a program when it has ended."""
+    global _exit_code
+    atexit.register(end_quickly)  # First, so it is called last.
     del sys.modules["__main__"].warm
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # Of pandas.
@@ -259,4 +283,15 @@ def main() -> None:
         return
     if request[0][0] != sys.executable:
         request = keep_spare() or request
-    become(*request[:3])
+    try:
+        become(*request[:3])
+    except KeyboardInterrupt:
+        atexit.unregister(end_quickly)  # It dies by the signal.
+        raise
+    except SystemExit as end:
+        code = end.code
+        _exit_code = int(code or 0) & 0xFF if isinstance(code, int | None) else 1
+        raise
+    except BaseException:
+        _exit_code = 1
+        raise
