@@ -41,7 +41,7 @@ def run_alone(
     process = run_python(
         *("-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull, *options),
         *("-Wignore", "--rootdir", folder, folder),
-        env={**os.environ, "CI": "", **variables},
+        env={**os.environ, "CI": "", "MARL_COLLECT_TEST_PRELOAD": "torch", **variables},
         timeout=500.0,
     )
     return process.returncode, process.stdout

@@ -144,5 +144,5 @@ print("untouched")
 @pytest.mark.timeout(320)  # Four processes import torch one after another.
 @pytest.mark.torchrl_defect("D22")
 def test_the_users_process_is_not_changed() -> None:
-    process = run_python("-c", UNTOUCHED, interpreter=True, timeout=300)
+    process = run_python("-c", UNTOUCHED, timeout=300)
     assert process.stdout == "untouched\n", process.stderr

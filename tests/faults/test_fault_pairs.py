@@ -1,13 +1,12 @@
 """Every fault of every subject, and a few pairs; ``fault_pairs.py`` draws others."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from fault_pairs import FIRST, ONLY, Pair, check, prepare
 from fault_tools import be_patient
 from support.clocks import Clock
+from support.scripts import run_mounted
 from workloads.counting import CountingEnv
 
 from marl_collect.distributed import RayCollector
@@ -45,10 +44,18 @@ ON_RAY = [
     Pair("Ray", "lost actor", "raise", "other close", 0),
 ]
 
-FULL_DISKS = [
+FULL_DISKS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from fault_pairs import *
+
+MultiSyncCollector(CountingEnv, frames_per_batch=1).shutdown()  # See ``prepare``.
+for pair in (
     Pair("Writer", "exit in step", "none", "full disk", 0),
     Pair("Writer", "full disk", "stop", "same close"),
-]
+):
+    check(pair, float(sys.argv[2]))
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -91,17 +98,9 @@ def test_the_first_of_two_faults_is_reported_on_ray() -> None:
 
 
 @pytest.mark.mounts
-@pytest.mark.parametrize("pair", FULL_DISKS, ids=str)
-def test_a_full_disk_hides_no_fault_and_is_hidden_by_none(pair: Pair) -> None:
+def test_a_full_disk_hides_no_fault_and_is_hidden_by_none(tmp_path: Path) -> None:
     """In a process that may mount a small disk."""
-    code = (
-        f"from fault_pairs import *; prepare(); check({pair!r}, {SLACK}); print('ok')"
-    )
-    process = subprocess.run(
-        ["unshare", "-Urm", sys.executable, "-c", code],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.stdout.strip() == "ok", process.stdout + process.stderr
+    (tmp_path / "disk").mkdir()
+    arguments = str(Path(__file__).parent), str(SLACK)
+    process = run_mounted("disk", FULL_DISKS, *arguments, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr

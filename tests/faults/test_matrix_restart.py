@@ -214,10 +214,9 @@ check("env", step())
 
 
 @pytest.mark.mounts
-@pytest.mark.timeout(300)  # Three interpreters import torch, one after the other.
 def test_a_small_dev_shm_does_not_matter() -> None:
     """Row 11: /dev/shm has 1 MiB, and shared memory takes more."""
-    process = run_mounted("/dev/shm", SMALL, mebibytes=1, timeout=250)
+    process = run_mounted("/dev/shm", SMALL, mebibytes=1)
     assert process.stdout.split() == ["sync", "async", "env"], process.stderr
 
 

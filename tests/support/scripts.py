@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from support.warm import hand_over
+from support.warm import MOUNT, hand_over
 
 LIMIT: Final = 280.0
 """Seconds that a program may take; below pytest's limit for a test."""
@@ -140,25 +140,16 @@ def run_mounted(
     """Run code where an empty file system is mounted; needs the mark ``mounts``.
 
     Args:
-        folder: on which it is mounted, for this program only.
+        folder: on which it is mounted, for this program only, which may mount more.
         code: of the program.
         arguments: of the program.
         mebibytes: size of the file system; None for the system's default.
         cwd: working directory.
         timeout: seconds until it is killed and ``TimeoutExpired`` raised.
     """
-    size = "" if mebibytes is None else f"-o size={mebibytes}m "
-    script = f'mount -t tmpfs {size}none {folder} && exec "$@"'
-    return subprocess.run(
-        [
-            *("unshare", "-Urm", "sh", "-c", script, "sh"),
-            *(sys.executable, "-c", code, *arguments),
-        ],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    mount = f"{folder}:{mebibytes or ''}"
+    env = os.environ | {MOUNT: mount}
+    return run_python("-c", code, *arguments, cwd=cwd, env=env, timeout=timeout)
 
 
 @cache
