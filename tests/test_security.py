@@ -78,14 +78,16 @@ TESTS: Final = {
         "processes/test_sockets.py::test_no_socket_of_a_pool_has_a_name"
     ],
     "`RayCollector` uses Ray's own connections, which listen on all interfaces of each "
-    "node.": [RAY + "test_a_local_ray_answers_nobody_without_its_token"],
+    "node.": [RAY + "test_a_local_ray_needs_its_token_and_ends_with_the_collector"],
     "A local Ray that the collector starts answers only those who have its token, from "
-    "Ray 2.60 on.": [RAY + "test_a_local_ray_answers_nobody_without_its_token"],
+    "Ray 2.60 on.": [
+        RAY + "test_a_local_ray_needs_its_token_and_ends_with_the_collector"
+    ],
     "With an earlier Ray there is a warning.": [
         RAY + "test_a_ray_without_tokens_is_warned_of"
     ],
     "The token is in `~/.ray`, which the collector closes to other users.": [
-        RAY + "test_a_local_ray_answers_nobody_without_its_token"
+        RAY + "test_a_local_ray_needs_its_token_and_ends_with_the_collector"
     ],
     "`marl_collect.interop.benchmarl.Experiment.reload_from_file` unpickles "
     "`config.pkl`, which BenchMARL writes beside its checkpoints; BenchMARL loads "

@@ -1,4 +1,4 @@
-"""A Ray that a collector starts answers nobody without the token of its user."""
+"""A Ray that a collector starts ends with it, and answers its user's token only."""
 
 import os
 import subprocess
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.processes import wait_until_gone
 from support.scripts import LIMIT, start_python
 
 pytest.importorskip("ray")
@@ -13,13 +14,26 @@ pytest.importorskip("ray")
 from marl_collect.distributed.cluster import _protect
 
 HOST = """
+import os
 import sys
-from marl_collect.distributed.cluster import Cluster
+import ray
+from marl_collect import RayCollector
+from workloads.counting import CountingEnv
 
-cluster = Cluster({"num_cpus": 1, "object_store_memory": 80_000_000})
-print(cluster.ray.get_runtime_context().gcs_address, flush=True)
+collector = RayCollector(
+    lambda: CountingEnv(),
+    frames_per_batch=10,
+    total_frames=30,
+    ray_init_config={"num_cpus": 1, "object_store_memory": 80_000_000},
+)
+assert ray.is_initialized()
+(pid,) = [actor["pid"] for actor in collector.actors]
+assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0)
+print(ray.get_runtime_context().gcs_address, pid, flush=True)
 sys.stdin.readline()
-cluster.close()
+assert sum(batch.numel() for batch in collector) == 30
+assert not ray.is_initialized()
+assert "RAY_worker_niceness" not in os.environ
 """
 GUEST = """
 import sys
@@ -43,7 +57,9 @@ def listens_everywhere(port: int) -> bool:
 
 
 @pytest.mark.timeout(2 * LIMIT)
-def test_a_local_ray_answers_nobody_without_its_token(tmp_path: Path) -> None:
+def test_a_local_ray_needs_its_token_and_ends_with_the_collector(
+    tmp_path: Path,
+) -> None:
     home, other = tmp_path / "home", tmp_path / "other"
     (home / ".ray").mkdir(parents=True)
     (home / ".ray").chmod(0o755)
@@ -55,13 +71,10 @@ def test_a_local_ray_answers_nobody_without_its_token(tmp_path: Path) -> None:
         "wrong": {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "x" * 64},
         "right": {"RAY_AUTH_MODE": "token"},
     }
-    with start_python(
-        "-c", HOST, env=env, stdin=subprocess.PIPE, interpreter=True
-    ) as host:
+    with start_python("-c", HOST, env=env, stdin=subprocess.PIPE) as host:
         assert host.stdin is not None
         assert host.stdout is not None
-        address = host.stdout.readline().strip()
-        assert ":" in address
+        address, pid = host.stdout.readline().split()
         # Why the token is needed: its port is open on every address of this machine.
         assert listens_everywhere(int(address.rpartition(":")[2]))
         started = {
@@ -78,6 +91,7 @@ def test_a_local_ray_answers_nobody_without_its_token(tmp_path: Path) -> None:
         host.stdin.write("\n")
         host.stdin.flush()
         assert host.wait(LIMIT) == 0
+    wait_until_gone([int(pid)])
     assert told == {
         "no token": "refused\n",
         "wrong": "refused\n",

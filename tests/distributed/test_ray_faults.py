@@ -1,6 +1,5 @@
 """Lost actors and nodes, which are really killed: results and leftovers."""
 
-import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,6 @@ from ray_tools import (
 from support.clocks import LIMIT
 from support.internals import pool_of
 from support.processes import SOON, suspend, wait_until_gone
-from support.scripts import run_python
 from workloads.counting import CountingError
 
 from marl_collect import ClosedError, MultiSyncCollector, RayCollector, WorkerError
@@ -281,36 +279,6 @@ def test_an_actor_without_free_resources_is_an_error() -> None:
             max_restarts=0,
             remote_configs={"resources": {"nowhere": 1}},
         )
-
-
-def test_a_ray_of_our_own_ends_with_the_collector() -> None:
-    script = """
-        import os
-        import ray
-        from marl_collect import RayCollector
-        from workloads.counting import CountingEnv
-
-        quiet = {"num_cpus": 1, "object_store_memory": 80_000_000}
-        collector = RayCollector(
-            lambda: CountingEnv(),
-            frames_per_batch=10,
-            total_frames=30,
-            ray_init_config=quiet,
-        )
-        assert ray.is_initialized()
-        (pid,) = [actor["pid"] for actor in collector.actors]
-        assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(
-            os.PRIO_PROCESS, 0
-        )
-        assert sum(batch.numel() for batch in collector) == 30
-        assert not ray.is_initialized()
-        assert "RAY_worker_niceness" not in os.environ
-        print("pid", pid)
-    """
-    code = textwrap.dedent(script)
-    process = run_python("-c", code, timeout=4 * SOON)
-    assert process.returncode == 0, process.stderr
-    wait_until_gone([int(process.stdout.split()[-1])])
 
 
 def test_a_collector_that_was_shut_down_raises_an_error() -> None:
