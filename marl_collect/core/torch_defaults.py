@@ -1,4 +1,4 @@
-"""Creates tensors apart from the default dtype and device that a user has set."""
+"""Computes apart from the dtype, device and number of threads that a user has set."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,3 +24,18 @@ def float32_on(device: torch.device | str) -> Iterator[None]:
                 yield
     finally:
         torch.set_default_dtype(before)
+
+
+@contextmanager
+def torch_threads(count: int | None) -> Iterator[None]:
+    """Compute with a number of torch threads; None keeps the user's.
+
+    Threads wait for each other in a loop. If there are fewer free processors than
+    threads, as with a quota of a container, that takes far longer than the computing.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

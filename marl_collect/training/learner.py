@@ -22,7 +22,7 @@ from marl_collect.core.seeding import (
     set_torch_generators,
     torch_generators,
 )
-from marl_collect.core.torch_defaults import float32_on
+from marl_collect.core.torch_defaults import float32_on, torch_threads
 from marl_collect.models.saved_policy import (
     load_networks,
     policy_state,
@@ -171,10 +171,11 @@ class Learner(abc.ABC):
                 what to pass.
             NotFiniteError: if a reward or a gradient is NaN or infinite.
         """
-        valid = self._checked(batch)
-        self.frames += int(valid.sum())
-        self._ends.look(lambda key: batch["next"].get(key)[valid])
-        return self.learn(batch, progress)
+        with torch_threads(self.options.threads):
+            valid = self._checked(batch)
+            self.frames += int(valid.sum())
+            self._ends.look(lambda key: batch["next"].get(key)[valid])
+            return self.learn(batch, progress)
 
     @abc.abstractmethod
     def learn(self, batch: TensorDictBase, progress: float) -> Metrics:

@@ -481,9 +481,9 @@ class TrainingOptions(Options):
     threads: Annotated[
         int | None,
         Option(
-            "torch threads of the learner; None keeps the current number. With small "
-            "networks, more threads mostly wait for each other and compete with the "
-            "workers for cores",
+            "torch threads of updates and runs; None keeps the current number. With "
+            "small networks, more threads mostly wait for each other and compete with "
+            "the workers for cores",
             at_least=1,
         ),
     ] = 1

@@ -6,15 +6,13 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-import torch
-
 from marl_collect.collectors import MultiSyncCollector
 from marl_collect.core.description import EnvDescription
+from marl_collect.core.torch_defaults import torch_threads
 from marl_collect.interop.loggers import RunLogger, check_logger
 from marl_collect.models.saved_policy import BEST, CONFIG, load_networks, policy_state
 from marl_collect.processes.linux import cpu_seconds_of
@@ -173,7 +171,7 @@ class Trainer:
             return result
         # This process may have trained other runs before; its workers are new.
         self._cpu_before = {os.getpid(): cpu_seconds_of(os.getpid())}
-        with _threads(self.options.threads):
+        with torch_threads(self.options.threads):
             options = self.options
             if self.folder.has_progress:  # The checkpoint has the weights.
                 options = replace(options, initial=None)
@@ -496,14 +494,3 @@ def differences(there: Any, here: Any, name: str = "") -> Iterator[str]:
             yield from differences(there.get(key), here.get(key), inner)
     elif there != here:
         yield f"{name} is {there!r} there and {here!r} here"
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    """Set the number of torch threads inside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(before if count is None else count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

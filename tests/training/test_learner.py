@@ -4,7 +4,7 @@ Padding has no influence, and other forms of batches are errors.
 """
 
 import copy
-import pickle
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,8 @@ import torch
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, evaluate
-from marl_collect.core.signature import MEMBER
 from marl_collect.models import load_policy, make_policy, save_policy
-from marl_collect.training.learner import Learner, RunningMoments, learner_of
+from marl_collect.training.learner import Learner, learner_of
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.trainer import make_learner
 
@@ -372,119 +371,21 @@ def test_all_networks_stay_if_one_does_not_fit(setup: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["ippo-local-shared", "iql-local-shared"])
-def test_a_loaded_learner_keeps_its_own_options(name: str) -> None:
-    settings: dict[str, Any] = {"value.lr": 0.5}
-    first = make(name, **settings)
-    first.update(*batches(first), 0.5)
-    second = make(name, standardise_rewards=False)
-    second.load_state_dict(first.state_dict())
-    rewards = torch.arange(4.0)
-    assert torch.equal(second._scaled("hunter", rewards), rewards)
-    assert not torch.equal(first._scaled("hunter", rewards), rewards)
-    if name.startswith("iql"):
-        assert second.optimizer.param_groups[0]["lr"] == TrainingOptions().value.lr
-
-
-WITH_TARGETS: dict[str, Any] = {"ppo.target_tau": 0.1}
-
-
-def loaded(learner: Any, name: str) -> Any:
-    other = make(name, seed=1, **WITH_TARGETS)
-    other.load_state_dict(learner.state_dict())
-    return other
-
-
-@pytest.mark.parametrize("name", ["mappo-local-shared", "qmix-local-shared"])
-@pytest.mark.parametrize(
-    "copied",
-    [
-        loaded,
-        lambda learner, _: copy.deepcopy(learner),
-        lambda learner, _: pickle.loads(pickle.dumps(learner)),
-    ],
-    ids=["state_dict", "deepcopy", "pickle"],
-)
-def test_a_copy_of_a_learner_learns_what_it_does_and_does_not_disturb_it(
-    copied: Any, name: str
-) -> None:
-    learner, undisturbed = (make(name, **WITH_TARGETS) for _ in range(2))
-    learnt = batches(learner, 3)
-    weights_after(learner, learnt[0])
-    weights_after(undisturbed, learnt[0])
-    other = copied(learner, name)
-    from_copy = weights_after(other, *learnt[1:])
-    expected = weights_after(undisturbed, *learnt[1:])
-    actual = weights_after(learner, *learnt[1:])
-    for one, two, three in zip(expected, actual, from_copy, strict=True):
-        assert torch.equal(one, two)
-        assert torch.equal(one, three)
-
-
-@pytest.mark.parametrize("padding", [False, True])
-def test_ppo_does_not_learn_from_random_actions(padding: bool) -> None:
-    learner = make("mappo-local-shared")
-    random, chosen = batches(learner, 2, init_random_frames=1)
-    random = padded(random, 4) if padding else random
-    with pytest.raises(ValueError, match="batch are random.*Omit init_random_frames"):
-        learner.update(random, 0.5)
-    assert learner.updates == 0
-    learner.update(chosen, 0.5)
-    assert learner.updates > 0
-
-
-def test_equal_rewards_become_zeros() -> None:
-    moments = RunningMoments()
-    assert moments.standardise(torch.ones(2)).tolist() == [1.0, 1.0]
-    moments.add(torch.full((3,), 7.0))
-    moments.add(torch.zeros(0))
-    assert moments.standardise(torch.full((2,), 7.0)).tolist() == [0.0, 0.0]
-
-
-@pytest.mark.parametrize("mask", [True, False])
-@pytest.mark.parametrize("name", ["ippo", "mappo", "iql", "vdn", "qmix"])
-def test_the_rewards_of_rivals_are_not_the_team_s(name: str, mask: bool) -> None:
-    settings = {"gamma": 0.0, "ppo.normalise_advantages": False}
-    settings |= dict.fromkeys(("standardise_rewards", "ppo.normalise_values"), False)
-    factory: Any = partial(CountingEnv, n_hunters=4, n_prey=0, mask=mask)
-    options = TrainingOptions().with_settings(SETTINGS | settings)
-    learner: Any = learner_of(name)(factory().description, Setup(name), options, 0)
-    with Collector(
-        factory,
-        policies={"main": learner.policy, "rival": None},
-        assign=lambda seed, agents: {
-            agent: "main" if (seed + k) % 4 < 1 + seed % 3 else "rival"
-            for k, agent in enumerate(agents)
-        },
-        frames_per_batch=60,
-        seed=0,
-    ) as collector:
-        batch = collector.next().clone()
-        of_main = collector.policy.batch_of(batch, "main")
-    rewards = batch["next", "hunter", "reward"][0, :, :, 0].tolist()
-    ids = batch["hunter", "policy_id"][0].tolist()
-    expected = []
-    for row, policies in zip(rewards, ids, strict=True):
-        team = [r for r, policy in zip(row, policies, strict=True) if policy == 0]
-        expected.append(sum(team) / (1 if name in ("vdn", "qmix") else len(team)))
-    if "ppo" in name:
-        data = learner.prepare(of_main)["hunter"]
-        for t, reward in enumerate(expected):
-            for target in data["value_target"][t][data["trained"][t]]:
-                assert target.item() == pytest.approx(reward, abs=1e-5)
-        assert data["trained"].sum() > 60
-    if name == "ippo":  # Nor are the values of what they observe after the batch.
-        options = options.with_settings({"gamma": 0.9})
-        learner = learner_of(name)(factory().description, Setup(name), options, 0)
-        for end in range(1, 60):
-            data = of_main[:, :end].clone()
-            moved = data.clone()
-            moved["next", "hunter", "observation"][~data["hunter", MEMBER]] += 1
-            data, moved = (learner.prepare(b)["hunter"] for b in (data, moved))
-            used = data["trained"]
-            assert torch.equal(data["value_target"][used], moved["value_target"][used])
-    if "ppo" not in name:
-        learner.remember(of_main)
-        (stored,) = learner.replay._columns["reward"]
-        stored = stored[:60].reshape(60, -1)
-        for row, reward in zip(stored.tolist(), expected, strict=True):
-            assert row == pytest.approx([reward] * len(row), abs=1e-5)
+def test_an_update_has_the_threads_of_its_options(name: str) -> None:
+    learner = make(name)
+    [batch] = batches(learner, environments=3)
+    seen: list[int] = []
+    learner.optimizer.register_step_post_hook(
+        lambda *_: seen.append(torch.get_num_threads())
+    )
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        for count, expected in ((1, 1), (2, 2), (None, 3)):
+            learner.options = replace(learner.options, threads=count)
+            seen.clear()
+            learner.update(batch, progress=0.5)
+            assert set(seen) == {expected}
+            assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
