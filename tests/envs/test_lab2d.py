@@ -164,6 +164,8 @@ def test_an_interrupted_episode_is_truncated(status: str, duel: Any) -> None:
             assert row[*key, "done"].all()
             assert (row[*key, "truncated"] == interrupted).all()
             assert (row[*key, "terminated"] != interrupted).all()
+        with pytest.raises(RuntimeError, match="call reset"):
+            env.step_row()
 
 
 def test_only_requested_observations_are_computed() -> None:
@@ -287,37 +289,17 @@ def test_an_action_out_of_range_is_not_sent_to_lab2d(duel: Any, wrong: Any) -> N
         assert lab2d_world(env).frames == 1
 
 
-def test_the_levels_frame_limit_truncates() -> None:
-    with Lab2dEnv("pushbox", {"episodeLengthFrames": 7}) as env:
-        assert env.description.time_limit == 7
-        rollout = env.rollout(50)
-        assert rollout.shape == (7,)
-        assert rollout["next", "truncated"].squeeze().tolist() == [False] * 6 + [True]
-        assert rollout["next", "agents", "truncated"][-1].all()
-        assert not rollout["next", "terminated"].any()
-
-
-def test_other_ends_are_terminated(duel: Any) -> None:
-    with Lab2dEnv("duel", duel | {"goal": "3"}) as env:
-        row = bound(env)
-        row["agents", "action"][...] = 2
-        for _ in range(3):
-            env.step_row()
-        assert row["terminated",][0]
-        assert not row["truncated",][0]
-        assert row["agents", "terminated"].all()
-        with pytest.raises(RuntimeError, match="call reset"):
-            env.step_row()
-        env.reset_row(1)
-        assert not row["done",][0]
-
-
-def test_max_steps_truncates() -> None:
-    with Lab2dEnv("pushbox", max_steps=4) as env:
-        rollout = env.rollout(10, break_when_any_done=False)
-        ends = rollout["next", "truncated"].squeeze().nonzero().flatten().tolist()
-        assert ends == [3, 7]
+@pytest.mark.parametrize(
+    "limit", [{"settings": {"episodeLengthFrames": 4}}, {"max_steps": 4}], ids="".join
+)
+def test_limits_truncate(limit: dict[str, Any]) -> None:
+    with Lab2dEnv("pushbox", **limit) as env:
         assert env.description.time_limit == 4
+        data = env.rollout(10, break_when_any_done=False)["next"]
+        ends = data["truncated"].squeeze().nonzero().flatten().tolist()
+        assert ends == [3, 7]
+        assert data["agents", "truncated"][ends].all()
+        assert not data["terminated"].any()
         assert env.reset_seconds > 0
 
 
@@ -394,17 +376,6 @@ def test_players_with_different_actions_need_different_groups(duel: Any) -> None
         assert groups["player_0"].action == spaces.Discrete(3)
         assert groups["player_1"].action == spaces.MultiDiscrete([4, 3])
         env.rollout(3)
-
-
-def test_a_group_map_orders_the_rows(duel: Any) -> None:
-    with Lab2dEnv("duel", duel, group_map={"team": ["player_1", "player_0"]}) as env:
-        row = bound(env)
-        row["team", "action"][...] = [2, 0]
-        env.step_row()
-        assert row["team", "reward"].reshape(-1).tolist() == [1, -1]
-        assert row["team", "observation", "PLACE"][0, 0] == 1
-    with pytest.raises(ValueError, match="missing"):
-        Lab2dEnv("duel", duel, group_map={"team": ["player_1"]})
 
 
 def test_use_after_close_is_an_error() -> None:

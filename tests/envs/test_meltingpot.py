@@ -66,28 +66,6 @@ def test_only_requested_observations_are_computed() -> None:
     env.close()
 
 
-def test_an_episode_is_never_stepped_after_its_end() -> None:
-    """clean_up ends the process if it is advanced or started again after its end."""
-    env = MeltingpotEnv(_config("clean_up", maxEpisodeLengthFrames=10))
-    row = bound(env)
-    assert env.description.time_limit == 10
-    rng = np.random.default_rng(0)
-    for step in range(1, 11):
-        row["agents", "action"][...] = rng.integers(0, 9, 7)
-        env.step_row()
-        assert row["done",][0] == (step == 10)
-    assert row["truncated",][0]
-    assert not row["terminated",][0]
-    assert row["agents", "truncated"].all()
-    with pytest.raises(RuntimeError, match="call reset"):
-        env.step_row()
-    env.reset_row(2)
-    assert not row["done",][0]
-    assert not row["agents", "done"].any()
-    env.step_row()
-    env.close()
-
-
 def test_a_random_end_is_terminated() -> None:
     certain = dict(
         component="StochasticIntervalEpisodeEnding",

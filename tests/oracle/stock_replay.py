@@ -217,7 +217,11 @@ def small_trials() -> list[Trial]:
         Trial("magent/battle_v4", kwargs={"map_size": 12}, options=lasting),
         Trial("butterfly/knights_archers_zombies_v11", options=lasting, cut=40),
         Trial("lab2d/commons_harvest", kwargs={"numPlayers": 2}, cut=11),
-        Trial("lab2d/clean_up", kwargs={"numPlayers": 2}),
+        Trial(
+            "lab2d/clean_up",
+            kwargs={"numPlayers": 2},
+            options={"group_map": {"all": ["player_1", "player_0"]}, "max_steps": 20},
+        ),
         Trial(
             "meltingpot/coins",
             options={"world_rgb": True, "group_map": per_agent},
