@@ -135,18 +135,24 @@ def test_a_family_without_its_library_says_how_to_install_it(
     assert tasks.available_tasks()[f"{family.name}/..."] == command
 
 
-def test_jax_alone_is_not_enough_for_jaxmarl(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("jax", reason="needs jaxmarl")
-    from marl_collect.envs import JaxMarlEnv
-
-    for imported in [name for name in sys.modules if name.startswith("jaxmarl.")]:
+@pytest.mark.parametrize(
+    ("name", "library", "extra"),
+    [
+        *(("JaxMarlEnv", "jaxmarl", "jaxmarl"), ("RwareEnv", "rware", "rware")),
+        ("OvercookedEnv", "overcooked_ai_py", "overcooked"),
+    ],
+)
+def test_libraries_that_are_imported_late_are_named_with_their_extra(
+    name: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_without(library, f"needs the extra {extra}")
+    environment = getattr(importlib.import_module("marl_collect.envs"), name)
+    for imported in [module for module in sys.modules if module.startswith(library)]:
         monkeypatch.delitem(sys.modules, imported)
-    monkeypatch.setitem(sys.modules, "jaxmarl", None)
-    with pytest.raises(
-        MissingPackageError, match=r"marl-collect\[jaxmarl\]"
-    ) as failure:
-        JaxMarlEnv("MPE_simple_v3")
-    assert str(failure.value.name).startswith("jaxmarl")
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingPackageError, match=rf"collect\[{extra}\]") as failure:
+        environment("coin_game")
+    assert str(failure.value.name).startswith(library)
 
 
 PETTINGZOO = ("PettingZooEnv", "PettingZooWrapper")

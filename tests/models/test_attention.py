@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from model_tools import observe
-from torch import Tensor, nn
+from torch import Tensor
 
 pytest.importorskip("pettingzoo")
 
@@ -20,7 +20,6 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.models import (
     MultiAgentAttention,
     load_policy,
-    make_critic,
     make_policy,
     save_policy,
 )
@@ -76,19 +75,6 @@ def test_it_equals_a_dense_computation_without_the_absent_agents(
             torch.testing.assert_close(out[row, agent], expected)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_cells": []}, "must end with a multiple of num_heads=2.*is \\[\\]"),
-        ({"num_cells": [4, 3]}, "must end with a multiple of num_heads=2"),
-        ({"num_heads": 0}, "num_heads must be an integer of at least 1"),
-    ],
-)
-def test_codes_are_divided_by_heads(options: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        network(**options)
-
-
 # In policies and critics
 
 
@@ -99,28 +85,6 @@ HUNTERS = partial(CountingEnv, n_prey=0)
 @pytest.fixture(scope="module")
 def description() -> EnvDescription:
     return CountingEnv().description
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"network": "attention"}, "pass centralised=True"),
-        (OPTIONS | {"recurrent": "gru"}, "has no memory, but recurrent='gru'"),
-        (OPTIONS | {"network": "atention"}, "network must be None, 'attention' or"),
-        (OPTIONS | {"num_cells": ()}, "num_cells must end with a multiple"),
-    ],
-)
-def test_options_that_contradict_attention_are_refused(
-    description: EnvDescription, options: Any, message: str
-) -> None:
-    for make in (make_policy, make_critic):
-        with pytest.raises(ValueError, match=message):
-            make(description, **options)
-
-
-def test_a_critic_takes_no_function_as_its_network(description: EnvDescription) -> None:
-    with pytest.raises(ValueError, match="must be None or 'attention'"):
-        make_critic(description, network=nn.Linear)
 
 
 @pytest.mark.parametrize("share_params", [True, False])

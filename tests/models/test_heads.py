@@ -179,14 +179,6 @@ def test_make_policy_builds_values_and_acts_greedily_in_them() -> None:
     assert "action_log_prob" not in outputs
 
 
-@pytest.mark.processes
-def test_a_wrong_epsilon_and_actions_without_values_are_refused() -> None:
-    with pytest.raises(ValueError, match="from 0 to 1, but is 1.5"):
-        make_policy(CountingEnv, epsilon=1.5)
-    with pytest.raises(TypeError, match="epsilon needs Discrete actions, but prey"):
-        make_policy(CountingEnv, epsilon=0.1)
-
-
 SHAPE = (4, 3)
 LOWER, UPPER = torch.tensor([-2.0, 0.0]).double(), torch.tensor([1.0, 5.0]).double()
 

@@ -111,11 +111,6 @@ def test_encoded_actions(space: Any, one_hot: bool, action: Any, expected: Any) 
     assert last.size == len(expected[0])
 
 
-def test_actions_that_no_network_reads_are_an_error() -> None:
-    with pytest.raises(TypeError, match="last_action=True cannot write the actions"):
-        make_policy(description_of(spaces.Box(-1, 1, (2, 2))), last_action=True)
-
-
 def test_a_value_learner_acts_in_its_random_frames() -> None:
     """Random actions of a collector would be missing in the next frame."""
     hunters = partial(CountingEnv, n_prey=0)

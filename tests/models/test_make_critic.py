@@ -13,8 +13,6 @@ from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.models import (
     CrossCriticGroupSpec,
     CrossGroupCritic,
-    QMixer,
-    VDNMixer,
     make_critic,
 )
 from marl_collect.weights.materialize import infer_lazy, materialize
@@ -40,12 +38,6 @@ def test_a_centralised_critic_of_vectors_is_a_cross_group_critic() -> None:
     assert isinstance(critic, CrossGroupCritic)
     values = critic(observe(description, 3))
     assert values["two", "state_value"].shape[-2:] == (1, 1)
-
-
-def test_an_option_of_policies_only_is_refused() -> None:
-    message = "no option 'check_mask'. Its options are actions, activation_cl"
-    with pytest.raises(TypeError, match=message):
-        make_critic(EnvDescription("one", {"one": VECTOR}), check_mask=False)
 
 
 SIZES = {"wolf": (2, 3), "sheep": (4, 5)}
@@ -109,24 +101,3 @@ def test_bad_input_names_the_group() -> None:
         critic(td)
     with pytest.raises(ValueError, match=r"\['goat'\]"):
         CrossGroupCritic(specs(), detach_groups=["goat"])
-
-
-N = 4
-
-
-@pytest.mark.parametrize(
-    ("mixer", "inputs", "message"),
-    [
-        (VDNMixer(N), (torch.zeros(2, 3, 1),), r"n_agents=4.*\[2, 3, 1\]"),
-        (VDNMixer(N), (torch.zeros(2, N, 1), torch.zeros(2, 3)), "takes no state"),
-        (QMixer((3,), 4, N), (torch.zeros(2, N, 1),), "but found none"),
-        (
-            QMixer((3,), 4, N),
-            (torch.zeros(2, N, 1), torch.zeros(2, 5)),
-            r"state of shape \[2, 3\], but found the shape \[2, 5\]",
-        ),
-    ],
-)
-def test_bad_inputs_name_what_is_found(mixer: Any, inputs: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        mixer(*inputs)

@@ -8,7 +8,7 @@ import torch
 from model_tools import INPUTS, SETUPS, N, network
 from torch import nn
 
-from marl_collect.models import MultiAgentMLP, MultiAgentNetBase
+from marl_collect.models import MultiAgentNetBase
 
 
 def as_modules(net: Any, x: torch.Tensor) -> Any:
@@ -18,22 +18,6 @@ def as_modules(net: Any, x: torch.Tensor) -> Any:
         module = net.get_stateful_net(None if net.share_params else agent)
         outputs.append(module(x.flatten(1) if net.centralised else x[:, agent]))
     return torch.stack(outputs, 1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"share_params": True}, "either centralised or centralized"),
-        (
-            {"share_params": True, "centralised": True, "centralized": True},
-            "either centralised or centralized",
-        ),
-        ({"centralised": True}, "share_params=True or"),
-    ],
-)
-def test_centralised_and_share_params_are_required(options: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        MultiAgentMLP(3, 2, 2, **options)
 
 
 def test_outputs_can_be_changed_in_place() -> None:
@@ -53,28 +37,6 @@ def test_one_agent_is_reset_without_the_others() -> None:
     after = net.net[0].weight
     assert not torch.equal(after[0], before["net.0.weight"][0])
     assert not torch.equal(after[0], after[2])
-
-
-@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_single_networks_can_be_replaced(centralised: bool, share_params: bool) -> None:
-    net = network(centralised, share_params)
-
-    def orthogonal(layer: Any) -> None:
-        if isinstance(layer, nn.Linear):
-            nn.init.orthogonal_(layer.weight)
-            nn.init.zeros_(layer.bias)
-
-    net.get_stateful_net().apply(orthogonal)
-    first = net.net[2].weight if share_params else net.net[2].weight[1]
-    torch.testing.assert_close(first @ first.mT, torch.eye(8), atol=1e-5, rtol=0)
-    other = network(centralised, share_params)
-    if not share_params:
-        other.from_stateful_net(net.get_stateful_net(agent=2), agent=0)
-        torch.testing.assert_close(other.net[0].weight[0], net.net[0].weight[2])
-        assert not torch.equal(other.net[0].weight[1], net.net[0].weight[1])
-    other.from_stateful_net(net.get_stateful_net())
-    x = torch.randn(2, N, INPUTS)
-    torch.testing.assert_close(other(x), net(x))
 
 
 def test_a_single_network_of_another_shape_is_an_error() -> None:
@@ -124,24 +86,6 @@ def test_other_layers_are_computed_per_agent(options: Any, centralised: bool) ->
             torch.testing.assert_close(agent_state[key], value)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"norm_kwargs": {"eps": 1.0}}, "norm_kwargs .* without norm_class"),
-        ({"layer_kwargs": [{}] * 2}, "layer_kwargs has 2 entries, .* 3 such layers"),
-        ({"layer_kwargs": [{}] * 4}, "layer_kwargs has 4 entries, .* 3 such layers"),
-        ({"activation_kwargs": [{}] * 3}, "activation_kwargs has 3 .* 2 such layers"),
-        (
-            {"norm_class": nn.LayerNorm, "norm_kwargs": [{"normalized_shape": 8}] * 3},
-            "norm_kwargs has 3 entries, .* 2 such layers",
-        ),
-    ],
-)
-def test_arguments_of_absent_layers_are_errors(options: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        network(False, share_params=True, **options)
-
-
 class Square(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         return x.square()
@@ -184,37 +128,6 @@ def test_custom_networks(centralised: bool, share_params: bool, agent_dim: int) 
         agent_dim=agent_dim,
     )
     assert twice(x, x).shape == out.shape
-
-
-@pytest.mark.parametrize(
-    ("x", "message"),
-    [
-        (torch.zeros(2, 4, INPUTS), r"n_agents=3 .* found the shape \[2, 4, 5\]"),
-        (torch.zeros(INPUTS), r"n_agents=3 .* found the shape \[5\]"),
-        (torch.zeros(2, N, 7), "expected 5 features per agent, but found 7"),
-        (torch.zeros(2, N, INPUTS, dtype=torch.float64), "dtype torch.float32, but"),
-        (torch.zeros(2, N, INPUTS, dtype=torch.uint8), "found torch.uint8"),
-    ],
-)
-@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-def test_bad_inputs_name_what_is_found(
-    centralised: bool, share_params: bool, x: torch.Tensor, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        network(centralised, share_params)(x)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"depth": None, "num_cells": 8}, "pass the number of layers as depth"),
-        ({"depth": 2, "num_cells": [8]}, "contradicts"),
-        ({"n_inputs": None, "layer_class": nn.Bilinear}, "needs layer_class"),
-    ],
-)
-def test_bad_arguments_are_errors(options: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        network(False, False, **options)
 
 
 def test_lazy_layers_that_cannot_be_stacked_are_an_error() -> None:

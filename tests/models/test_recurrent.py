@@ -203,22 +203,6 @@ def test_torchrls_weights_are_loaded(
         other.load_torchrl_state_dict(module.state_dict())
 
 
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"x": torch.zeros(2, 4, INPUTS)}, r"n_agents=3 .* shape \[2, 4, 4\]"),
-        ({"x": torch.zeros(2, N, 5)}, "inputs=4"),
-        ({"hidden": torch.zeros(2, N, 1, UNITS)}, r"state of shape \[2, 3, 2, 6\]"),
-        ({"x": torch.zeros(2, N, INPUTS).double()}, "input has dtype torch.float64"),
-        ({"is_init": torch.zeros(2, dtype=torch.bool)}, r"is_init of shape \[2, 1\]"),
-    ],
-)
-def test_bad_inputs_name_what_is_found(keywords: Any, message: str) -> None:
-    net = build(MultiAgentGRU, False, False)
-    with pytest.raises(ValueError, match=message):
-        net(**({"x": torch.zeros(2, N, INPUTS)} | keywords))
-
-
 def frames(batch: Any, n_steps: int | None = None) -> Any:
     shape = batch if n_steps is None else (*batch, n_steps)
     return TensorDict(
