@@ -243,22 +243,6 @@ def test_what_a_wrapper_leaves_alone_is_the_same_memory() -> None:
     assert doubled.env_row["hunter", "action"] is row["hunter", "action"]
 
 
-def test_agents_observe_the_last_rewards_of_others() -> None:
-    batch = frames(lambda: OthersRewards(counting()))
-    rewards = batch["next", "hunter", "reward"][..., 0]
-    observed = batch["next", "hunter", "observation", "rewards"]
-    alive = ~batch["hunter", "done"][..., 0]
-    assert not alive.all()
-    for agent in range(rewards.shape[-1]):
-        acting = alive[..., agent]
-        assert (observed[..., agent, :][acting] == rewards[acting]).all()
-        assert (observed[..., agent, :][~acting] == 0).all()
-    dones = batch["next", "done"][:, :-1, 0]
-    first_rewards = batch["hunter", "observation", "rewards"][:, 1:]
-    assert (first_rewards[dones] == 0).all()
-    assert dones.sum() > 1
-
-
 def test_an_agent_that_returns_has_a_row_again() -> None:
     batch = frames(lambda: Bonus(scripted()))[0]
     plain = frames(scripted)[0]

@@ -1,16 +1,13 @@
 """Episodes that end with the first agent are named once, where people would see it."""
 
-import os
 import warnings
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torchrl")
 
-from support.scripts import run_python
 from support.zoo import Script, ScriptedEnv
 
 from marl_collect import Collector, check_env, record
@@ -84,20 +81,3 @@ def test_record_says_it_once(tmp_path: Any) -> None:
     options: Any = {"frames": 60, "frames_per_batch": 20}
     factory = partial(wrapped, DEATH)
     assert warned(lambda: record(tmp_path / "data", factory, **options)) == 1
-
-
-def test_collect_says_it_on_the_command_line(tmp_path: Any) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from support.zoo import Script, ScriptedEnv\n"
-        "def make():\n"
-        "    return ScriptedEnv(Script(ends={'agent_1': (3, 'terminated')}))\n"
-    )
-    options = ("--frames", "60", "--policy", "random", "--out", "d")
-    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ["PYTHONPATH"]])
-    result = run_python(
-        *("-m", "marl_collect.cli.main", "collect", "mine:make", *options),
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": paths},
-        check=True,
-    )
-    assert result.stderr.count("first agent was done") == 1

@@ -86,14 +86,6 @@ def test_the_same_seed_gives_the_same_episodes_in_both_libraries(size: Any) -> N
         assert torch.equal(ours.get(key), theirs.get(key)), key
 
 
-def test_one_environment_of_a_batch_is_reset() -> None:
-    env = to_torchrl(SerialEnv(3, CountingEnv))
-    td = env.rand_step(env.reset())["next"]
-    td["_reset"] = torch.tensor([[False], [True], [False]])
-    steps = env.reset(td)["hunter", "observation"][:, 0, 1]
-    assert steps.tolist() == [1, 0, 1]
-
-
 def test_worlds_give_the_data_of_single_environments() -> None:
     worlds = to_torchrl(CountingWorlds(3, action_mask=True))
     singles = to_torchrl(SerialEnv(3, partial(CountingEnv, action_mask=True)))

@@ -216,12 +216,13 @@ def small_trials() -> list[Trial]:
         Trial("classic/rps_v2", kwargs={"max_cycles": 5}),
         Trial("magent/battle_v4", kwargs={"map_size": 12}, options=lasting),
         Trial("butterfly/knights_archers_zombies_v11", options=lasting, cut=40),
-        Trial("lab2d/commons_harvest", kwargs={"numPlayers": 2}, cut=11),
         Trial(
-            "lab2d/clean_up",
+            "lab2d/commons_harvest",
             kwargs={"numPlayers": 2},
-            options={"group_map": {"all": ["player_1", "player_0"]}, "max_steps": 20},
+            options={"group_map": {"all": ["player_1", "player_0"]}},
+            cut=11,
         ),
+        Trial("lab2d/clean_up", kwargs={"numPlayers": 2}, options={"max_steps": 20}),
         Trial(
             "meltingpot/coins",
             options={"world_rgb": True, "group_map": per_agent},
