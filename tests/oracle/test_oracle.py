@@ -176,6 +176,12 @@ def test_compact_observations_that_a_policy_changes(name: str, collector: str) -
     assert check(replace(case, options={"compact_obs": True})) == 24
 
 
+def test_a_compiled_policy_may_change_its_observation() -> None:
+    options = {"compile_policy": {"backend": "eager"}}
+    case = Case(WORLDS[0], "encoder", each=2, frames=6, options=options)
+    assert check(case) == 24
+
+
 @pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize("small", [0, SMALL])
 def test_frames_are_written_in_blocks_or_if_they_are_large_one_by_one(

@@ -311,35 +311,6 @@ def test_fused_and_called_policies_write_the_same(
         torch.testing.assert_close(fused[key], value, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-@pytest.mark.parametrize("name", ["QMIX", "DDPG", "OrnsteinUhlenbeckProcessModule"])
-def test_annealed_noise_reaches_the_workers(kind: Any, name: str) -> None:
-    policy = POLICIES[name]()
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.zero_()
-    exploration = policy[-1]
-    with kind([environment(name)] * 2, policy, frames_per_batch=200) as collector:
-        noisy = collector.next()[ACTION].float().std()
-        exploration.step(10)  # To eps_end or sigma_end, which are 0.
-        collector.update_policy_weights_()
-        still = collector.next()[ACTION].float().std()
-        explained = collector.explain()
-    assert noisy > 0.05
-    assert still < 1e-5
-    assert all(line.startswith("Fused") for line in explained)
-
-
-def test_bounds_stay_those_of_the_spec() -> None:
-    batch = collect("DDPG")
-    assert batch[ACTION].abs().max() == 1
-    spec = box()["a", "action"]
-    assert "project" not in vars(Bounded)
-    outside = torch.full((2, 3), 5.0)
-    assert torch.equal(spec.project(outside), torch.ones(2, 3))
-
-
 def test_other_threads_clamp_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = Bounded(-1.0, 1.0, (2,))
     value = torch.tensor([3.0, 0.0])
@@ -376,25 +347,6 @@ def test_calls_of_a_network_of_torchrl_change_no_setting(share_params: bool) -> 
         assert [state.changed() for state in states] == [False, False]
     net.eval()
     assert [state.changed() for state in states] == [True, True]
-
-
-@pytest.mark.processes
-def test_a_compiled_policy_may_overwrite_its_observation() -> None:
-    torch.manual_seed(0)
-    net = nn.Linear(3, 3)
-    policy = TensorDictSequential(
-        TensorDictModule(net, [OBSERVATION], [OBSERVATION]),
-        TensorDictModule(nn.Tanh(), [OBSERVATION], [ACTION]),
-    )
-    options: Any = {"frames_per_batch": 40, "compile_policy": {"backend": "eager"}}
-    with Collector([Noughts] * 2, policy, seed=0, **options) as collector:
-        batch = collector.next()
-    ahead = batch["next", *OBSERVATION][:, :-1]
-    follows = ~batch["next", "done"][:, :-1, 0]
-    with torch.no_grad():
-        expected = net(ahead)
-    torch.testing.assert_close(batch[OBSERVATION][:, 1:][follows], expected[follows])
-    torch.testing.assert_close(batch[ACTION], batch[OBSERVATION].tanh())
 
 
 @pytest.mark.processes

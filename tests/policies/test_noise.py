@@ -94,9 +94,17 @@ def test_noise_has_the_precision_of_the_policy(dtype: torch.dtype) -> None:
         assert (slot == slot.astype(np.float32)).all() == (dtype == torch.float32)
 
 
+LARGEST = float(np.finfo(np.float32).max)
+
+
 def test_observations_are_in_their_spaces_and_masks_have_legal_actions() -> None:
+    wide: dict[str, Any] = {
+        dtype.__name__: spaces.Box(-LARGEST, LARGEST, (4,), dtype)
+        for dtype in (np.float32, np.float64)
+    }
     observation: Any = spaces.Dict(
         {
+            **wide,
             "box": spaces.Box(
                 np.array([-1.0, 2.0], np.float32),
                 np.array([0.0, 9.0], np.float32),
@@ -129,6 +137,10 @@ def test_observations_are_in_their_spaces_and_masks_have_legal_actions() -> None
                 row["flags"] = row["flags"].astype(np.int8)
                 assert observation.contains(row)
                 kinds.add(int(row["kind"]))
+        # Numbers are moderate although their bounds are not.
+        numbers = np.stack([memory["g", "observation", name] for name in wide])
+        assert (np.abs(numbers) < 100).all()
+        assert len(np.unique(numbers)) > 10
     assert kinds == set(range(10, 15))
     assert not memory["g", "action_mask"].all()
 
@@ -151,16 +163,3 @@ def test_frames_begin_an_episode_if_they_are_told_to(size: int) -> None:
         frames.draw()
         flags |= set(memory[IS_INIT].flat)
     assert flags == {True, False}
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_numbers_are_moderate_although_bounds_are_not(dtype: Any) -> None:
-    largest = float(np.finfo(np.float32).max)
-    box: Any = spaces.Box(-largest, largest, (4,), dtype)
-    group = GroupDescription(("a", "b"), box, spaces.Discrete(2))
-    description = EnvDescription("wide", {"g": group})
-    memory = allocate(description.row(), (3,))
-    RandomFrames(description, memory).draw()
-    numbers = memory["g", "observation"]
-    assert (np.abs(numbers) < 100).all()
-    assert len(np.unique(numbers)) > 10

@@ -21,7 +21,7 @@ masked = partial(CountingEnv, action_mask=True, deaths=False)
 
 
 class Acts:
-    """Takes a given action from its fifth frame on, and valid actions before."""
+    """Takes a given action from its sixth frame on, and valid actions before."""
 
     def __init__(self, group: str, agent: int, action: Any) -> None:
         self.where = group, agent
@@ -46,101 +46,29 @@ def illegal(td: TensorDictBase) -> torch.Tensor:
     return td.get(("hunter", "action_mask"))[:, 1].int().argmin(-1)
 
 
-WRONG = {
-    "nan": ("prey", 2, float("nan"), r"'prey_2' of group 'prey' is \[nan, nan\]"),
-    "infinite": ("prey", 0, float("inf"), r"'prey_0' .* expected finite numbers"),
-    "too large": ("hunter", 1, 4, "'hunter_1' of group 'hunter' is 4"),
-    "negative": ("hunter", 0, -1, "'hunter_0' .* expected an integer from 0 to 3"),
-    "illegal": ("hunter", 1, illegal, "'hunter_1' .* legal"),
-}
-
-
-CASES = [*((Collector, name) for name in WRONG), *((k, "illegal") for k in KINDS[1:])]
-
-
 @pytest.mark.processes
-@pytest.mark.parametrize(("kind", "wrong"), CASES)
-def test_an_invalid_action_names_group_agent_and_frame(kind: Any, wrong: str) -> None:
-    group, agent, action, message = WRONG[wrong]
-    collector = kind(
-        [masked] * 2,
-        Acts(group, agent, action),
-        frames_per_batch=40,
-        check_actions=True,
-        trust_policy=True,
-    )
+@pytest.mark.parametrize("kind", [*KINDS, ParallelEnv])
+def test_an_invalid_action_names_group_agent_and_frame(kind: Any) -> None:
+    options: Any = {"check_actions": True, "trust_policy": True, "frames_per_batch": 40}
+    policy = Acts("hunter", 1, illegal)
+    if kind is ParallelEnv:
+        parallel = partial(ParallelEnv, 2, masked, groups=2)
+        collector: Any = Collector(parallel, policy, **options)
+    else:
+        collector = kind([masked] * 2, policy, **options)
+    assert collector.explain()[0].endswith("Actions are checked in every frame.")
+    message = "'hunter_1' of group 'hunter' .*in frame .* legal"
     with pytest.raises(PolicyError, match=message) as excinfo:  # noqa: PT012
         for _ in range(3):
             collector.next()
-    assert "in frame" in str(excinfo.value)
-    if kind is not Collector:
+    if kind in KINDS[1:]:
         cause = excinfo.value.__cause__
         assert isinstance(cause, WorkerError)
         assert cause.phase == "policy"
 
 
-def checking(factory: Any, policy: Any, frames: int = 40, **options: Any) -> Collector:
-    """Return a collector that checks the actions of a policy."""
-    return Collector(
-        factory,
-        policy,
-        frames_per_batch=frames,
-        check_actions=True,
-        trust_policy=True,
-        **options,
-    )
-
-
-@pytest.mark.processes
-def test_parallel_environments_do_not_get_invalid_actions() -> None:
-    policy = Acts("prey", 2, float("nan"))
-    with (
-        checking(lambda: ParallelEnv(2, masked, groups=2), policy) as collector,
-        pytest.raises(PolicyError, match="prey_2"),
-    ):
-        collector.next()
-
-
-def test_actions_of_inactive_agents_are_not_checked() -> None:
-    def act(td: TensorDictBase) -> TensorDictBase:
-        n = td.batch_size[0]
-        td.set(("hunter", "action"), torch.zeros(n, 2, dtype=torch.int64))
-        alive = td.get(("prey", "mask"))
-        action = torch.where(alive, 0.0, float("inf"))
-        td.set(("prey", "action"), action.unsqueeze(-1).expand(n, 3, 2).clone())
-        return td
-
-    with checking(
-        partial(CountingEnv, deaths=True), act, frames=200, seed=0
-    ) as collector:
-        batch = collector.next()
-    assert batch["prey", "action"].isinf().any()
-
-
-@pytest.mark.processes
-def test_valid_actions_pass_and_data_do_not_change() -> None:
-    env = CountingEnv(action_mask=True)
-    policy = make_policy(env, num_cells=(4,))
-
-    def collect(check: bool) -> tuple[Any, list[str]]:
-        with MultiSyncCollector(
-            [partial(CountingEnv, action_mask=True)] * 2,
-            policy,
-            frames_per_batch=60,
-            check_actions=check,
-            seed=1,
-        ) as collector:
-            return collector.next().clone(), collector.explain()
-
-    (plain, _), (checked, explained) = collect(check=False), collect(check=True)
-    assert (plain == checked).all()
-    assert all(
-        text.endswith("Actions are checked in every frame.") for text in explained
-    )
-
-
 @pytest.mark.parametrize("categorical", [True, False])
-def test_every_kind_of_action_is_checked(categorical: bool) -> None:
+def test_actions_of_a_recorded_policy_are_checked(categorical: bool) -> None:
     factory = partial(CountingEnv, categorical_actions=categorical)
     policy = make_policy(factory(), num_cells=(4,))
     with Collector(
@@ -154,33 +82,42 @@ def test_every_kind_of_action_is_checked(categorical: bool) -> None:
             collector.next()
 
 
-ROWS = {
-    "two": (1, 1, 0, 0),
-    "none": (0, 0, 0, 0),
-    "another number": (2, 0, 0, 0),
-    "one beside another number": (1, 7, 0, 0),
-    "one beside a negative number": (0, 1, -1, 0),
-}
-
-
-def checker(space: Any, agents: str = "ab", **options: Any) -> tuple[Any, Any]:
+def checker(space: Any, **options: Any) -> tuple[Any, Any]:
     """Return the memory of a group of agents that all act, and the check of it."""
     box = spaces.Box(-1, 1, (1,))
-    group = GroupDescription(tuple(agents), box, space, **options)
+    group = GroupDescription(("a", "b", "c"), box, space, **options)
     description = EnvDescription("test", {"g": group})
     memory = allocate(description.row(), (1,))
     memory["g", "mask"].fill(True)
     return memory, action_check(description, memory)
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_rows_that_are_not_one_hot_are_invalid(row: str) -> None:
-    memory, check = checker(spaces.Discrete(4), categorical_actions=False)
-    memory["g", "action"][..., 0] = 1
+BOX: Any = spaces.Box(-1, 1, (2,))
+ONE_HOT = [1, 0, 0, 0]
+WRONG: list[tuple[Any, Any, Any, str]] = [
+    (BOX, [0.5, -9], [0, np.nan], r"is \[0.0, nan\], .* expected finite numbers"),
+    (BOX, [0.5, -9], [np.inf, 0], r"is \[inf, 0.0\], .* expected finite numbers"),
+    (spaces.Discrete(4), 3, 4, "is 4, .* expected an integer from 0 to 3"),
+    (spaces.Discrete(4), 0, -1, "is -1, .* expected an integer from 0 to 3"),
+    *(
+        (spaces.Discrete(4), ONE_HOT, row, "is .* a single 1")
+        for row in ([1, 1, 0, 0], [0] * 4, [2, 0, 0, 0], [1, 7, 0, 0], [0, 1, -1, 0])
+    ),
+]
+
+
+@pytest.mark.parametrize(("space", "valid", "wrong", "message"), WRONG)
+def test_the_error_has_the_action_and_what_is_expected(
+    space: Any, valid: Any, wrong: Any, message: str
+) -> None:
+    memory, check = checker(space, categorical_actions=valid is not ONE_HOT)
+    memory["g", "action"][...] = valid
     check(0)
-    memory["g", "action"][0, 1] = ROWS[row]
-    with pytest.raises(PolicyError, match="'b' .* a single 1"):
+    memory["g", "action"][0, 1] = wrong
+    with pytest.raises(PolicyError, match=f"'b' of group 'g' {message}"):
         check(0)
+    memory["g", "mask"][0, 1] = False  # Actions of inactive agents are not checked.
+    check(0)
 
 
 SPACES = {
@@ -233,7 +170,7 @@ def test_every_part_of_a_nested_action_is_checked() -> None:
 
 
 def test_an_idle_agent_does_not_hide_the_illegal_action_of_another() -> None:
-    memory, check = checker(spaces.Discrete(3), "abc", action_mask=True)
+    memory, check = checker(spaces.Discrete(3), action_mask=True)
     memory["g", "action_mask"][...] = [[True, True, False]]
     memory["g", "mask"][...] = [[False, True, True]]
     memory["g", "action"][...] = [[-1, 0, 1]]

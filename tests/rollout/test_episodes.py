@@ -116,7 +116,9 @@ def test_actions_of_running_episodes_are_kept_and_others_are_dropped() -> None:
         actions.begin(np.arange(20))
         expected: list[list[Any]] = [[] for _ in range(20)]
         append_slots(actions, expected, seed, seed)
-        assert_taken(actions.mark(), expected)
+        assert_taken(mark := actions.mark(), expected)
+        pairs = zip(mark._blocks, actions._blocks, strict=True)
+        assert all(block is held for block, held in pairs)  # It copies none.
         loaded = SlotActions([ACTION], 20)
         loaded.load(actions.mark().cut())
         assert_taken(loaded.mark(), expected)
@@ -124,23 +126,6 @@ def test_actions_of_running_episodes_are_kept_and_others_are_dropped() -> None:
     n_frames = sum(block.frames for block in actions._blocks)
     needed = sum(map(len, expected))
     assert n_frames <= 2 * needed + 9 * 20 * 5
-
-
-def test_marks_keep_the_actions_of_their_moment_and_copy_none() -> None:
-    actions = SlotActions([ACTION], 20)
-    expected: list[list[Any]] = [[] for _ in range(20)]
-    marks: list[tuple[SlotActions, Any]] = []
-    for seed in range(40):
-        if seed % 9 == 8:
-            actions.begin(np.arange(seed % 20, 20))
-            expected[seed % 20 :] = [[] for _ in range(seed % 20, 20)]
-        append_slots(actions, expected, seed, 3)
-        mark = actions.mark()
-        marks.append((mark, [list(episode) for episode in expected]))
-        pairs = zip(mark._blocks, actions._blocks, strict=True)
-        assert all(block is held for block, held in pairs)
-    for mark, episodes in marks:
-        assert_taken(mark, episodes)
 
 
 def test_too_long_episodes_have_no_actions(monkeypatch: pytest.MonkeyPatch) -> None:
