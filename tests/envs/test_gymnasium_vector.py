@@ -24,7 +24,10 @@ MODES = list(AutoresetMode)
 
 
 class Walk(gymnasium.Env[Any, Any]):
-    """A walk between two ends, with observations and actions of several spaces."""
+    """A walk between two ends, with observations and actions of several spaces.
+
+    A task may say where it starts.
+    """
 
     observation_space = spaces.Dict(
         {
@@ -39,6 +42,8 @@ class Walk(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self.at = self.np_random.uniform(-2, 2, 2)
+        if options and "start" in options:
+            self.at[:] = options["start"]
         self.frames, self.pushed = 0, np.zeros(2, np.float32)
         return self.look(), {}
 
@@ -295,25 +300,13 @@ def test_worlds_are_rendered() -> None:
     env.close()
 
 
-class Started(Walk):
-    """A walk whose start is a task."""
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.at[:] = (options or {"start": 0})["start"]
-        return self.look(), {}
-
-
 def start(seed: int, episode: int, level: int) -> dict[str, Any]:
     return {"start": (seed % 3 - 1) + 0.1 * level + 0.01 * (episode % 5)}
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_each_world_is_told_its_own_task(mode: AutoresetMode) -> None:
-    def factory() -> GymnasiumVectorEnv:
-        env = SyncVectorEnv([Started] * WORLDS, autoreset_mode=mode)
-        return GymnasiumVectorEnv(env)
-
+    factory = partial(vector, SyncVectorEnv, Walk, mode)
     options: dict[str, Any] = {"seed": SEED, "curriculum": start, "level": 3}
     with Collector(
         factory, RandomPolicy(), frames_per_batch=WORLDS * 40, **options

@@ -37,6 +37,8 @@ def collected(factory: Any, frames: int = FRAMES) -> Any:
         ("simple_tag", DISCRETE),
         ("simple_reference", DISCRETE | {"multidiscrete_actions": True}),
         ("wheel", {}),  # Rewards have the shape [K, 1].
+        # The noise is drawn for every observation.
+        ("joint_passage", {"observe_joint_angle": True, "joint_angle_obs_noise": 0.5}),
     ],
 )
 def test_the_data_are_those_of_the_library(
@@ -92,22 +94,6 @@ def test_the_data_are_those_of_the_library(
     assert scenario != "buzz_wire" or ended_alone > 0
 
 
-def test_every_step_draws_the_numbers_that_the_library_draws() -> None:
-    # The noise is drawn for every observation.
-    options: Any = {"observe_joint_angle": True, "joint_angle_obs_noise": 0.5}
-    factory = partial(VmasEnv, "joint_passage", WORLDS, max_steps=LIMIT, **options)
-    batch, (group,) = collected(factory, LIMIT), factory().group_map
-    stock = vmas.make_env("joint_passage", WORLDS, seed=0, **options)
-    stock.seed(episode_seed(SEED, 0, 0))
-    observed = stock.reset()
-    assert not batch["next", "terminated"].any()
-    for step in range(LIMIT):
-        seen = batch[group, "observation"][:, step]
-        assert torch.equal(seen, torch.stack(observed, 1))
-        actions = batch[group, "action"][:, step]
-        observed = stock.step(list(actions.unbind(1)))[0]
-
-
 @pytest.mark.parametrize(
     ("scenario", "options"),
     [
@@ -154,16 +140,6 @@ def test_other_environments_of_the_process_draw_other_numbers() -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
     for observation, expected_observation in zip(stock.reset(), expected, strict=True):
         assert torch.equal(observation, expected_observation)
-
-
-@pytest.mark.parametrize("period", [2, 16])  # Together, and one by one.
-def test_worlds_that_begin_change_no_others(period: int) -> None:
-    env = VmasEnv("navigation", 32)
-    before = env.begin(None, np.arange(32))["agent"].copy()
-    which = np.arange(32) % period == 1
-    after = env.begin(which, np.arange(32))["agent"]
-    assert (before != after).any((1, 2)).tolist() == which.tolist()
-    env.close()
 
 
 def stepped(env: Any, actions: list[torch.Tensor]) -> torch.Tensor:
