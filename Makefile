@@ -76,7 +76,7 @@ demo: $(STAMP_DEMO)
 
 # With other tests in ARGS, it is the way to a first change.
 try: $(STAMP_TRY)
-	$(BIN)/python -m pytest -n 0 $(or $(ARGS),tests/core/test_groups.py tests/core/test_batch.py)
+	$(BIN)/python -m pytest -n 0 $(or $(ARGS),tests/core/test_groups.py tests/core/test_batched.py)
 
 test test-random-order test-processes test-fresh: JOBS ?= 3
 test-fast test-tensordict fuzz: JOBS ?= 2

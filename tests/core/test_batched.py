@@ -1,4 +1,4 @@
-"""Worlds of a simulator give the same data as single environments."""
+"""Worlds of a simulator, and several environments of one process."""
 
 import itertools
 import re
@@ -10,11 +10,19 @@ import pytest
 import torch
 from gymnasium import spaces
 from support.worlds import OWN_SEED, CountingWorlds
-from workloads.counting import CountingEnv
+from workloads.counting import CountingEnv, CountingError, Fault
 
-from marl_collect import BatchedEnv, Collector, EnvDescription, GroupDescription, Step
+from marl_collect import (
+    BatchedEnv,
+    Collector,
+    EnvDescription,
+    GroupDescription,
+    SerialEnv,
+    Step,
+)
 from marl_collect.core import batched
 from marl_collect.core.action_check import suspicion
+from marl_collect.core.batch import SerialBatch
 
 K = 5
 
@@ -379,3 +387,52 @@ def test_only_some_worlds_begin_and_none_steps_alone() -> None:
         result["_step"] = torch.tensor([True, False, False])
         with pytest.raises(ValueError, match="steps all of its 3 worlds in one call"):
             env.rand_step(result)
+
+
+class Closes:
+    """A CountingEnv that raises ``error`` when it is closed."""
+
+    def __init__(self) -> None:
+        self.env: Any = CountingEnv()
+        self.error: Exception | None = None
+        self.closed = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+    def close(self) -> None:
+        self.closed += 1
+        self.env.close()
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("raising", [[0], [1], [2], [0, 1], [1, 2], [0, 1, 2]])
+def test_close_closes_everything_and_raises_the_first_error(raising: list[int]) -> None:
+    envs: list[Any] = [Closes() for _ in range(3)]
+    errors = {k: OSError(f"environment {k}") for k in raising}
+    for k, error in errors.items():
+        envs[k].error = error
+    with pytest.raises(OSError, match=f"environment {raising[0]}") as excinfo:
+        SerialBatch(envs).close()
+    assert excinfo.value is errors[raising[0]]
+    assert [env.closed for env in envs] == [1, 1, 1]
+
+
+def test_environments_built_before_an_error_are_closed() -> None:
+    closed: list[CountingEnv] = []
+
+    def good() -> CountingEnv:
+        env: Any = CountingEnv()
+        close = env.close
+
+        def noting() -> None:
+            closed.append(env)
+            close()
+
+        env.close = noting
+        return env
+
+    with pytest.raises(CountingError):
+        SerialEnv(3, [good, good, lambda: CountingEnv(fault=Fault("raise", "create"))])
+    assert len(closed) == 2
