@@ -1,4 +1,4 @@
-"""Training from pixels survives real signals, and goes on exactly."""
+"""Checkpoints are saved after signals and in time, whole, and resumed."""
 
 import os
 import signal
@@ -8,109 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.processes import SOON
-from support.scripts import Program, run_python, start_python
+from support.scripts import run_python
 from workloads.counting import CountingEnv
 
 from marl_collect import MultiSyncCollector
+from marl_collect.files.log_file import LOG
 from marl_collect.training.checkpoint import Checkpoint
+from marl_collect.training.run_folder import LAST
 
 pytestmark = pytest.mark.processes
-
-LOOP = """
-import sys
-import time
-from functools import partial
-
-import torch
-
-from marl_collect import MultiSyncCollector, describe
-from marl_collect.models import make_policy
-from marl_collect.training import checkpoint as module
-from workloads.counting import CountingEnv
-
-module.SAVE_SECONDS = 0.0  # Each batch takes longer.
-make_env = partial(CountingEnv, n_prey=0, image=(32, 32, 3))
-description = describe(make_env)
-conv = {"num_cells": [4], "kernel_sizes": 8, "strides": 8}
-torch.manual_seed(0)
-policy = make_policy(description, num_cells=[8], conv=conv)
-optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
-rows = []
-parts = {"policy": policy, "optimizer": optimizer, "rows": rows}
-with (
-    MultiSyncCollector(
-        make_env, policy, frames_per_batch=40, total_frames=400, num_workers=1,
-        envs_per_worker=2, seed=1,
-    ) as collector,
-    module.Checkpoint(
-        sys.argv[1], parts | {"collector": collector}, resume="--resume" in sys.argv
-    ) as checkpoint,
-):
-    for batch in collector:
-        for index in torch.randperm(40).split(20):
-            data = batch.reshape(-1)[index]
-            log_prob = policy.get_dist(data).log_prob(data["hunter", "action"])
-            reward = data["next", "hunter", "reward"].squeeze(-1)
-            optimizer.zero_grad()
-            (-(log_prob * (reward - 0.25)).mean()).backward()
-            optimizer.step()
-        collector.update_policy_weights_()
-        rows.append((collector.frames, float(reward.mean())))
-        checkpoint.print(f"{collector.frames} frames")
-        if "--slow" in sys.argv and collector.frames >= 120:
-            time.sleep(0.5)
-        checkpoint.batch_done()
-torch.save({"policy": policy.state_dict(), "rows": rows}, f"{sys.argv[1]}/result.pt")
-"""
-
-
-def started(folder: Path, *arguments: str) -> Program:
-    (folder / "loop.py").write_text(LOOP)
-    return start_python("loop.py", *arguments, cwd=folder, stderr=-2)
-
-
-def output(program: Program) -> str:
-    text, _ = program.communicate(timeout=SOON)
-    return str(text)
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Result of a loop that nothing stops."""
-    folder = tmp_path_factory.mktemp("loop")
-    with started(folder, "straight") as program:
-        output(program)
-    return torch.load(folder / "straight" / "result.pt")
-
-
-@pytest.mark.xdist_group("straight")
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)],
-)
-def test_resumes_exactly(number: int, code: int, tmp_path: Path, straight: Any) -> None:
-    with started(tmp_path, "stopped", "--slow") as program:
-        assert program.stdout is not None
-        for line in program.stdout:
-            if line.startswith("120 frames"):
-                break
-        program.send_signal(number)
-        text = output(program)
-        assert program.returncode == code, text
-        assert "Traceback" not in text
-        if number != signal.SIGKILL:
-            assert "To go on, begin with resume=True (--resume in the examples)" in text
-    assert "120 frames\n" in (tmp_path / "stopped" / "progress.log").read_text()
-    assert not (tmp_path / "stopped" / "result.pt").exists()
-    with started(tmp_path, "stopped", "--resume") as program:
-        text = output(program)
-        assert f"Resumed {tmp_path / 'stopped/checkpoints/last.pt'}." in text
-        assert "\n80 frames" not in text
-    resumed = torch.load(tmp_path / "stopped" / "result.pt")
-    assert straight["rows"] == resumed["rows"]
-    for name, value in straight["policy"].items():
-        assert torch.equal(value, resumed["policy"][name])
 
 
 def test_parts_other_than_those_of_the_checkpoint_are_errors(tmp_path: Path) -> None:
@@ -182,6 +88,26 @@ def test_a_signal_after_the_loop_ends_the_program_all_saved(
         printed = capsys.readouterr().out
         assert ("Resumed " in printed) == saved
         assert "after the loop: [8, 16]\n" in printed
+    assert (tmp_path / LOG).read_text().count("after the loop: [8, 16]\n") == 2
+
+
+def test_a_batch_that_is_done_is_saved_when_it_is_time_and_after_a_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, last = ["of the first batch"], tmp_path / LAST
+    with pytest.raises(SystemExit), Checkpoint(tmp_path, {"rows": rows}) as saved:  # noqa: PT012
+        saved.batch_done()
+        assert not last.exists()
+        with monkeypatch.context() as patch:
+            patch.setattr("marl_collect.training.checkpoint.SAVE_SECONDS", 0.0)
+            saved.batch_done()
+        assert last.exists()
+        rows[:] = ["after a signal"]
+        os.kill(os.getpid(), signal.SIGINT)
+        saved.batch_done()
+    restored: list[str] = []
+    with Checkpoint(tmp_path, {"rows": restored}, resume=True):
+        assert restored == ["after a signal"]
 
 
 @pytest.mark.parametrize("value", [np.float64(1.5), np.zeros(2), Path("a")])
