@@ -1,10 +1,33 @@
-"""Training runs: folders that are written without training, and runs that stop."""
+"""Training runs: short ones, ones that stop, and folders written without training."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+from marl_collect.training.options import TrainingOptions
 from marl_collect.training.run_folder import RunFolder
 from marl_collect.training.trainer import Watcher
+
+SHORT: dict[str, Any] = {
+    "frames_per_batch": 40,
+    "envs_per_worker": 2,
+    "eval_interval": 40,
+    "eval_episodes": 2,
+    "final_episodes": 2,
+    "num_cells": [8],
+}
+"""Settings of runs that take a second, which all algorithms read."""
+
+
+def short(settings: dict[str, Any]) -> TrainingOptions:
+    """Return the options of a run of two batches, changed by more settings."""
+    few = {"frames": 80, "workers": 1} | SHORT
+    return TrainingOptions().with_settings(few | settings)
+
+
+def flags(settings: dict[str, Any]) -> list[str]:
+    """Return the arguments of ``marl-collect compare`` with these settings."""
+    return [f"--set={name}={json.dumps(value)}" for name, value in settings.items()]
 
 
 def evaluation(frames: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.runs import short
 from tensordict import TensorDict
 from torch import nn
 from workloads.counting import CountingEnv
@@ -16,26 +17,14 @@ from marl_collect.cli.policies import PolicyRequest
 from marl_collect.models import MultiAgentConvNet, load_policy, make_policy, save_policy
 from marl_collect.models.saved_policy import BEST, CONFIG
 from marl_collect.training.evaluating import FINAL_SEED as SEED
-from marl_collect.training.options import Setup, TrainingOptions
+from marl_collect.training.options import Setup
 from marl_collect.training.run_folder import LAST
 from marl_collect.training.trainer import Task, Trainer, make_learner
 
 pytestmark = pytest.mark.processes
 
 HUNTERS = partial(CountingEnv, n_prey=0, image=(32, 32, 3), action_mask=True)
-OPTIONS = TrainingOptions().with_settings(
-    {
-        "frames": 40,
-        "frames_per_batch": 40,
-        "workers": 1,
-        "envs_per_worker": 2,
-        "eval_episodes": 2,
-        "final_episodes": 2,
-        "num_cells": [8],
-        "ppo.epochs": 1,
-        "value.warm_up_frames": 0,
-    }
-)
+OPTIONS = short({"frames": 40, "ppo.epochs": 1, "value.warm_up_frames": 0})
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import torch
 
 pytest.importorskip("pettingzoo")
 
-from support.runs import StopAt, StopError
+from support.runs import StopAt, StopError, short
 from workloads.counting import CountingEnv
 from workloads.pair import PairEnv
 
@@ -47,16 +47,11 @@ def task_of(factory: Any, name: str = "task") -> Any:
     return Task(name, factory, describe(factory), {})
 
 
-COUNTING = TrainingOptions().with_settings(
+COUNTING = short(
     {
         "frames": 240,
-        "frames_per_batch": 40,
-        "workers": 1,
-        "envs_per_worker": 2,
         "eval_interval": 90,  # Not a multiple of a batch: resuming must not shift it.
-        "eval_episodes": 2,
         "final_episodes": 4,
-        "num_cells": [8],
         "threads": 1,
         "ppo.epochs": 2,
         "ppo.minibatch_frames": 16,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.runs import short
 from workloads.counting import CountingEnv
 
 from marl_collect import describe
@@ -227,18 +228,7 @@ def test_episodes_need_a_time_limit() -> None:
         find_preset("epymarl").settings_of("vdn", None)
 
 
-OPTIONS = TrainingOptions().with_settings(
-    {
-        "frames": 80,
-        "frames_per_batch": 40,
-        "workers": 1,
-        "envs_per_worker": 2,
-        "eval_interval": 40,
-        "eval_episodes": 2,
-        "final_episodes": 2,
-        "num_cells": [8],
-    }
-)
+OPTIONS = short({})
 HUNTERS = partial(CountingEnv, n_prey=0)
 
 
