@@ -8,23 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.commands import error_of, output_of, run
 from support.datasets import record_here
 from support.packages import hide, skip_without
-from typer.testing import CliRunner
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, evaluate, open_dataset, record
 from marl_collect.cli.histograms import episode_panels
-from marl_collect.cli.main import app
 from marl_collect.storage import DatasetDescription, RunDescription, Writer
 
 COUNTING = "workloads.counting:CountingEnv"
-
-
-def run(*arguments: str) -> Any:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
-    text = re.sub(r"[\s│]+", " ", result.stdout + result.stderr)
-    return result.exit_code, text
 
 
 def test_a_file_of_the_name_of_an_unknown_task_is_mentioned(
@@ -33,61 +26,120 @@ def test_a_file_of_the_name_of_an_unknown_task_is_mentioned(
     monkeypatch.chdir(tmp_path)
     Path("race.py").touch()
     for task in ("race", "race.py", "./race.py"):
-        code, text = run("info", task)
-        assert code == 2
+        text = error_of("info", task)
         assert "race.py builds, add its name: race:NAME." in text
     assert "race.py" not in run("info", "rac")[1]
 
 
 def test_absent_tasks_are_refused_with_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     hide(monkeypatch, "mpe2", "meltingpot")
-    code, text = run("collect", "simple_spread_v3")
-    assert code == 2
+    text = error_of("collect", "simple_spread_v3")
     assert 'mpe: pip install "marl-collect[mpe]"' in text
-    code, text = run("collect", "meltingpot/coins")
-    assert code == 2
+    text = error_of("collect", "meltingpot/coins")
     assert "meltingpot/coins needs meltingpot: " in text
     assert 'pip install "marl-collect[meltingpot]"' in text
-    code, text = run("envs")
+    text = output_of("envs")
     assert "meltingpot/... " in text
     assert "mpe/simple" not in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([COUNTING, "--frames", "0"], "Invalid value for '--frames'"),
-        ([COUNTING, "--workers", "0"], "Invalid value for '--workers'"),
-        ([COUNTING, "--seed", "-1"], "Invalid value for '--seed'"),
-        ([COUNTING, "--env", "n_walkers"], "--env n_walkers must be KEY=VALUE"),
-        ([COUNTING, "--policy", "best"], "expected mlp, random, the folder of a run"),
-        ([COUNTING, "--frames=9", "--episodes=2"], "either --frames or --episodes"),
-        ([COUNTING, "--policy=random", "--centralised"], "--centralised: these opt"),
-        *((task, task[0]) for task in (["nowhere:make"], ["os:nothing"], ["os:sep"])),
-    ],
-)
-def test_wrong_arguments_are_refused_before_anything_starts(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+REFUSED = {
+    f"collect {COUNTING} --frames 0": "Invalid value for '--frames'",
+    f"collect {COUNTING} --workers 0": "Invalid value for '--workers'",
+    f"collect {COUNTING} --seed -1": "Invalid value for '--seed'",
+    f"collect {COUNTING} --env n_walkers": "--env n_walkers must be KEY=VALUE",
+    f"collect {COUNTING} --policy best": "expected mlp, random, the folder of a run",
+    f"collect {COUNTING} --frames=9 --episodes=2": "either --frames or --episodes",
+    f"collect {COUNTING} --policy=random --centralised": "--centralised: these opt",
+    **{f"collect {task}": task for task in ("nowhere:make", "os:nothing", "os:sep")},
+    f"play {COUNTING} --policy nowhere.pt": "nowhere.pt",
+    "info nowhere/balance": "'nowhere' is no family of tasks: expected",
+    "info simple_spread_v3 --env N=abc": "N is the text 'abc', its default 3 is a num",
+    "info simple_spread_v3 --env group_map=one": "group_map must be one of ['all_in_o",
+    "compare": "Expected a TASK",
+    "compare simple_sprad_v3 --settings": "Did you mean mpe/simple_spre",
+    "compare no:Env --settings": "There is no task 'no:Env'",
+    f"compare {COUNTING} --setup masac": "There is no setup 'masac'",
+    f"compare {COUNTING} --setup maddpg-local-shared": (
+        "maddpg-local-shared cannot be trained: maddpg needs continuous actions"
+    ),
+    f"compare {COUNTING} --setup=ippo-local-own --setup=qmix-local-own": (
+        "qmix-local-own cannot be trained: qmix learns the values of one"
+    ),
+    f"compare {COUNTING} --set ppo.learning_rate=1": "Did you mean ppo.lr?",
+    f"compare {COUNTING} --set ppo.epochs=0": "ppo.epochs must be an integer",
+    f"compare {COUNTING} --set initial=nowhere": "nowhere is neither",
+    f"compare {COUNTING} --set lr": "--set lr must be KEY=VALUE",
+    f"compare {COUNTING} --resume": "--resume needs --out",
+    f"compare {COUNTING} --preset epymar": "Did you mean epymarl?",
+    f"compare {COUNTING} --preset=mappo --setup=vdn-local-shared": (
+        "The preset has settings of mappo, but not of vdn."
+    ),
+    "compare --report nowhere": "no evaluated runs below nowhere",
+    f"compare {COUNTING} --report nowhere --seeds 3 --video": (
+        "--report trains nothing: omit TASK, --seeds, --video."
+    ),
+    f"compare {COUNTING} --workers 2 --set workers=1": (
+        "--workers and --set workers= are the same: pass one."
+    ),
+    f"compare {COUNTING} --frames 9 --set frames=80": (
+        "--frames and --set frames= are the same: pass one."
+    ),
+}
+for _command in ("collect", "play", "render"):
+    REFUSED |= {
+        f"{_command} {COUNTING} --centralised": (
+            "the policy is random. Omit them, or pass --policy mlp"
+        ),
+        f"{_command} {COUNTING} --level 2": (
+            "--level 2 is that of a curriculum: add --curriculum"
+        ),
+        f"{_command} {COUNTING} --curriculum os:none": "has no attribute 'none'",
+        f"{_command} {COUNTING} --curriculum os": "os must be module:name of a callabl",
+        f"{_command} {COUNTING} --curriculum :os": ":os must be module:name of a calla",
+        f"{_command} {COUNTING} --curriculum os:sep": "callable, but is '/'",
+        f"{_command} {COUNTING} --curriculum os:listdir": "must take three arguments",
+    }
+for _command in ("info", "collect", "play", "compare"):
+    REFUSED[f"{_command} simple_spread_v3 --env foo=3"] = (
+        "argument 'foo' The environment was given --env foo=3. Settings of simple_sprea"
+    )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("command", REFUSED)
+def test_a_wrong_command_is_refused_before_anything_starts(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if "simple_" in command:
+        pytest.importorskip("mpe2", reason="needs the extra mpe")
+    if "/balance" in command:
+        pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
+    if "compare" in command:
+        pytest.importorskip("matplotlib", reason="needs the extra plot")
     monkeypatch.chdir(tmp_path)
-    code, text = run("collect", *arguments)
-    assert code == 2
-    assert message in text
+    text = error_of(*command.split())
+    assert REFUSED[command] in text
+    assert "Traceback" not in text
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["collect", "play", "render"])
+def test_commands_act_at_random_unless_a_policy_is_given(command: str) -> None:
+    text = output_of(command, "--help")
+    assert "[default: the run's, or random]" in text
 
 
 def test_envs_lists_tasks_of_every_family() -> None:
     pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
-    code, text = run("envs", "walker")
-    assert code == 0
+    text = output_of("envs", "walker")
     assert "sisl/multiwalker_v9" in text
     assert "pursuit" not in text
     assert "Available tasks: 1." in text
 
 
 def test_envs_lists_small_families_before_large_ones() -> None:
-    code, text = run("envs")
-    assert code == 0
+    text = output_of("envs")
     families = re.findall(r"(?:^| )(\w+)/\S+", text.partition(" After: ")[0])
     totals = Counter(re.findall(r"(?:^| )(\w+)/\S+", text))
     assert len(set(families)) > 1
@@ -95,20 +147,9 @@ def test_envs_lists_small_families_before_large_ones() -> None:
     assert sizes == sorted(sizes)
 
 
-@pytest.mark.parametrize("command", ["collect", "play", "render"])
-def test_commands_act_at_random_unless_a_policy_is_given(command: str) -> None:
-    code, text = run(command, "--help")
-    assert code == 0
-    assert "[default: the run's, or random]" in text
-    code, text = run(command, COUNTING, "--centralised")
-    assert code == 2
-    assert "the policy is random. Omit them, or pass --policy mlp" in text
-
-
 @pytest.mark.processes
 def test_info_shows_groups_spaces_and_keys() -> None:
-    code, text = run("info", COUNTING)
-    assert code == 0, text
+    text = output_of("info", COUNTING)
     description = CountingEnv().description
     for name, group in description.groups.items():
         assert f"{name} {group.n_agents}: {group.agents[0]}" in text
@@ -127,8 +168,7 @@ def test_inspect_prints_a_summary_of_a_dataset(tmp_path: Path) -> None:
         for batch in collector:
             writer.add(batch)
     episodes = open_dataset(tmp_path / "d").trajectories
-    code, text = run("inspect", str(tmp_path / "d"), "--keys")
-    assert code == 0
+    text = output_of("inspect", str(tmp_path / "d"), "--keys")
     assert "task counting" in text
     assert "frames 100" in text
     assert f"episodes {len(episodes)}" in text
@@ -140,8 +180,7 @@ def test_inspect_prints_a_summary_of_a_dataset(tmp_path: Path) -> None:
     assert "Lengths in frames" in text
     lengths = episodes.lengths.tolist()
     assert f"to 10 {'█' * 40} {lengths.count(10)} " in text  # Most were truncated.
-    code, text = run("inspect", str(tmp_path))
-    assert code == 2
+    text = error_of("inspect", str(tmp_path))
     assert "has no batches of a dataset" in text
 
 
@@ -153,15 +192,13 @@ def test_inspect_writes_histograms_to_a_picture(tmp_path: Path) -> None:
     (_, team), *groups, _ = episode_panels(open_dataset(tmp_path / "d").trajectories)
     np.testing.assert_allclose(np.sum([values for _, values in groups], 0), team)
     picture = tmp_path / "x.png"
-    code, text = run("inspect", str(tmp_path / "d"), "--plot", str(picture))
-    assert code == 0, text
+    text = output_of("inspect", str(tmp_path / "d"), "--plot", str(picture))
     image = imread(picture)[..., :3]
     # Four panels in two rows: team and two groups, lengths.
     assert image.shape[:2] == (720, 960)
     for panel in image.reshape(2, 360, 2, 480, 3).swapaxes(1, 2).reshape(4, -1):
         assert len(np.unique(panel)) > 20
-    code, text = run("inspect", str(tmp_path / "d"), "--plot", str(tmp_path / "x.doc"))
-    assert code == 2
+    text = error_of("inspect", str(tmp_path / "d"), "--plot", str(tmp_path / "x.doc"))
     assert "doc" in text
 
 
@@ -191,16 +228,13 @@ def test_a_dataset_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "store"))
     dataset = record(tmp_path / "d", CountingEnv, episodes=3, seed=0)
     command = ("export", str(tmp_path / "d"), "--format", "minari")
-    code, text = run(*command, "--out", "mine/x-v0")
-    assert code == 0, text
+    text = output_of(*command, "--out", "mine/x-v0")
     frames = len(dataset)
     assert text == f"3 episodes, {frames} frames: {tmp_path}/store/mine/x-v0 "
     assert minari.load_dataset("mine/x-v0").total_steps == frames
-    code, text = run(*command, "--out", "mine/x-v0")
-    assert code == 2
+    text = error_of(*command, "--out", "mine/x-v0")
     assert "store/mine/x-v0 exists: export to a path that does not exist" in text
-    code, text = run("export", str(tmp_path / "d"), "--format", "csv", "--out", "y-v0")
-    assert code == 2
+    text = error_of("export", str(tmp_path / "d"), "--format", "csv", "--out", "y-v0")
     assert "error: 'csv' is not a format of export: use minari." in text
 
 
@@ -221,8 +255,7 @@ def test_frames_are_decoded_where_the_user_says(
     monkeypatch.chdir(tmp_path)
     record_here(tmp_path / "d", CountingEnv, episodes=2)
     shutil.rmtree(tmp_path / "d" / ".cache")
-    code, text = run(command, "d", *options, "--cache", "decoded")
-    assert code == 0, text
+    output_of(command, "d", *options, "--cache", "decoded")
     assert list((tmp_path / "decoded").glob("*/*.records"))
     assert not (tmp_path / "d" / ".cache").exists()
 
@@ -235,11 +268,9 @@ def test_a_vault_is_imported(tmp_path: Path) -> None:
     arrays["terminals"][0, [2, 5]] = True
     source = str(write_vault(tmp_path / "v" / "u", arrays))
     command = ("import", source, "--out", str(tmp_path / "d"))
-    code, text = run(*command, "--format", "csv")
-    assert code == 2
+    text = error_of(*command, "--format", "csv")
     assert "error: 'csv' is not a format of import: use vault." in text
-    code, text = run(*command, "--format", "vault")
-    assert code == 0, text
+    text = output_of(*command, "--format", "vault")
     assert text == f"2 episodes, 6 frames: {tmp_path}/d "
     assert open_dataset(tmp_path / "d").trajectories.lengths.tolist() == [3, 3]
 
@@ -257,29 +288,8 @@ def test_a_damaged_dataset_is_an_error_without_a_traceback(tmp_path: Path) -> No
     for damaged in (content[:5], content[:middle] + b"\xff" + content[middle + 1 :]):
         data_file.write_bytes(damaged)
         for command in commands:
-            code, text = run(*command)
-            assert code == 2
+            text = error_of(*command)
             assert f"error: {data_file} cannot be read, or is damaged: " in text
-
-
-@pytest.mark.processes
-def test_no_traceback_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("mpe2", reason="needs the extra mpe")
-    pytest.importorskip("matplotlib", reason="needs the extra plot")
-    monkeypatch.chdir(tmp_path)
-    for command in ("info", "collect", "play", "compare"):
-        code, text = run(command, "simple_spread_v3", "--env", "foo=3")
-        assert code == 2
-        assert "unexpected keyword argument 'foo'" in text
-        assert "Settings of simple_spread_v3: N=3, local_ratio=0.5," in text
-        assert "Traceback" not in text
-        assert list(tmp_path.iterdir()) == []
-    code, text = run("info", "simple_spread_v3", "--env", "N=abc")
-    assert code == 2
-    assert "N is the text 'abc', its default 3 is a number." in text
-    code, text = run("info", "simple_spread_v3", "--env", "group_map=one")
-    assert code == 2
-    assert "group_map must be one of ['all_in_one_group'" in text
 
 
 def test_atari_without_roms_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,34 +297,23 @@ def test_atari_without_roms_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> N
     from marl_collect.envs.pettingzoo import tasks
 
     monkeypatch.setattr(tasks, "_missing_roms", lambda: tasks.DOWNLOAD_ROMS)
-    code, text = run("envs", "atari/pong")
-    assert code == 0
+    text = output_of("envs", "atari/pong")
     assert "After: AutoROM --accept-license" in text
     assert "Available tasks: 0." in text
-    code, text = run("info", "atari/pong_v3")
-    assert code == 2
+    text = error_of("info", "atari/pong_v3")
     assert "atari/pong_v3 needs: AutoROM --accept-license" in text
 
 
 def test_envs_lists_scenarios() -> None:
     skip_without("meltingpot", "needs the extra meltingpot")
-    code, text = run("envs", "clean_up")
-    assert code == 0
+    text = output_of("envs", "clean_up")
     assert "meltingpot/clean_up_0" in text
-
-
-def test_an_unknown_family_is_named() -> None:
-    pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
-    code, text = run("info", "nowhere/balance")
-    assert code == 2
-    assert "'nowhere' is no family of tasks: expected" in text
 
 
 @pytest.mark.processes
 def test_info_shows_settings_and_the_time_limit() -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
-    code, text = run("info", "simple_spread_v3", "--env", "max_cycles=7")
-    assert code == 0
+    text = output_of("info", "simple_spread_v3", "--env", "max_cycles=7")
     assert "time limit 7 frames (max_cycles)" in text
     assert "max_cycles 7 (given)" in text
     assert "local_ratio 0.5" in text
@@ -348,8 +347,7 @@ def test_the_settings_of_every_pettingzoo_task_are_found() -> None:
 
 @pytest.mark.processes
 def test_play_prints_the_returns_of_each_episode() -> None:
-    code, text = run("play", COUNTING, "--episodes", "3", "--max-frames-per-traj", "6")
-    assert code == 0, text
+    text = output_of("play", COUNTING, "--episodes", "3", "--max-frames-per-traj", "6")
     assert "3 episodes" in text
     assert "hunter, mean" in text
     options: Any = {"max_frames_per_traj": 6, "deterministic": True}
@@ -364,10 +362,9 @@ def test_inspect_shows_rewards_of_frames_if_no_episode_ended(tmp_path: Path) -> 
     pytest.importorskip("matplotlib", reason="needs the extra plot")
     record(tmp_path / "d", CountingEnv, frames=2, frames_per_batch=2, seed=0)
     picture, card = tmp_path / "x.png", tmp_path / "card.md"
-    code, text = run(
+    text = output_of(
         *("inspect", str(tmp_path / "d"), "--plot", str(picture), "--card", str(card))
     )
-    assert code == 0, text
     assert "Reward of prey in a frame" in text
     assert len(np.unique(imread(picture)[:, :480, :3])) > 20
     dataset = open_dataset(tmp_path / "d")

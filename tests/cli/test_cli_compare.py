@@ -15,17 +15,17 @@ from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
+from support.commands import error_of, output_of, run
 from support.packages import hide
 from support.processes import SOON, wait_until
+from support.runs import SHORT, flags
 from support.scripts import Program, start_python
-from typer.testing import CliRunner
 
 pytest.importorskip("matplotlib")
 
 from workloads.counting import CountingEnv
 
 from marl_collect import describe
-from marl_collect.cli.main import app
 from marl_collect.cli.training_progress import TrainingProgress
 from marl_collect.files.locks import FolderLock
 from marl_collect.training import comparison
@@ -41,30 +41,12 @@ pytestmark = pytest.mark.processes
 TASK = "workloads.counting:CountingEnv"
 
 
-def set_to(*settings: str) -> list[str]:
-    return [part for setting in settings for part in ("--set", setting)]
-
-
-SMALL = [
-    *("--frames", "80", "--workers", "1", "--jobs", "1", "--env", "n_prey=0"),
-    *set_to(
-        "frames_per_batch=40",
-        "envs_per_worker=2",
-        "eval_interval=40",
-        "eval_episodes=2",
-        "final_episodes=2",
-        "num_cells=[8]",
-    ),
-]
-SMALL_PPO = [*SMALL, *set_to("ppo.epochs=1")]
-VALUE = set_to("value.warm_up_frames=0", "value.frames_per_update=20")
+ONE_RUN = ["--frames=80", "--workers=1", "--jobs=1"]
+SMALL = [*ONE_RUN, "--env=n_prey=0", *flags(SHORT)]
+SMALL_PPO = [*SMALL, "--set=ppo.epochs=1"]
+VALUE = flags({"value.warm_up_frames": 0, "value.frames_per_update": 20})
 SMALL_VALUE = [*SMALL, *VALUE]
 SMALL_ALL = [*SMALL_PPO, *VALUE]
-
-
-def run(*arguments: str) -> Any:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
-    return result.exit_code, result.stdout + result.stderr
 
 
 def test_compare_writes_tables_a_picture_and_marl_eval_json(
@@ -76,9 +58,8 @@ def test_compare_writes_tables_a_picture_and_marl_eval_json(
         *("compare", TASK, *SMALL_VALUE),
         *("--setup", "vdn-local-shared", "--seeds", "2"),
     ]
-    code, text = run(*arguments, "--out", str(tmp_path))
-    assert code == 0, text
-    assert "vdn-local-shared, seed 0 (1/2)\n  0 frames: return " in text
+    text = output_of(*arguments, "--out", str(tmp_path))
+    assert "vdn-local-shared, seed 0 (1/2) 0 frames: return " in text
     assert re.search(r"vdn-local-shared +2 +-?\d+\.\d+ +-?\d+\.\d+ +-?\d+\.\d+", text)
     page = (tmp_path / "report.md").read_text()
     assert "Return of random actions: team" in page
@@ -100,21 +81,18 @@ def test_compare_writes_tables_a_picture_and_marl_eval_json(
     assert reports.call_count == 2  # After the first run, and in the end.
     assert run(*arguments, "--out", str(tmp_path), "--resume")[0] == 0
     assert reports.call_count == 3  # No run had anything to train.
-    exit_code, text = run("compare", "--report", str(tmp_path))
-    assert exit_code == 0
+    text = output_of("compare", "--report", str(tmp_path))
     assert (tmp_path / "report.md").read_text() == page
-    code, text = run(*arguments, "--out", str(tmp_path))
-    assert code == 2
+    text = error_of(*arguments, "--out", str(tmp_path))
     assert "has runs already: add --resume" in text
 
 
 def test_compare_trains_on_whole_episodes(tmp_path: Path) -> None:
     """Frames are those of the episodes, and evaluations are after so many frames."""
-    code, text = run(
-        *("compare", TASK, *SMALL_PPO, *set_to("ppo.episodes_per_batch=6")),
+    output_of(
+        *("compare", TASK, *SMALL_PPO, "--set=ppo.episodes_per_batch=6"),
         *("--setup", "ippo-local-shared", "--seeds", "1", "--out", str(tmp_path)),
     )
-    assert code == 0, text
     run_folder = tmp_path / "ippo-local-shared" / "seed_0"
     rows = RunFolder(run_folder).rows()
     assert [row["episodes"] for row in rows] == [6 * (k + 1) for k in range(len(rows))]
@@ -155,15 +133,13 @@ def test_ctrl_c_keeps_the_runs_and_resume_continues_them(tmp_path: Path) -> None
     assert "Interrupted: the runs are in" in errors
     folder = tmp_path / "out" / "mappo-local-shared" / "seed_0"
     assert (folder / "checkpoints" / "last.pt").exists()
-    code, text = run("compare", "--report", str(tmp_path / "out"))
-    assert code == 0, text
-    assert "appear in the curves only: 1 of 1. To continue" in " ".join(text.split())
+    text = output_of("compare", "--report", str(tmp_path / "out"))
+    assert "appear in the curves only: 1 of 1. To continue" in text
     config = json.loads((folder / "config.json").read_text())
     config["options"]["frames"] = 160  # As if --frames 160 had been given.
     (folder / "config.json").write_text(json.dumps(config))
-    code, text = run("compare", TASK, *arguments, "--frames", "160", "--resume")
-    assert code == 0, text
-    assert "\n  0 frames:" not in text
+    text = output_of("compare", TASK, *arguments, "--frames", "160", "--resume")
+    assert " 0 frames:" not in text
     assert json.loads((folder / "result.json").read_text())["frames"] >= 160
 
 
@@ -234,14 +210,11 @@ def test_the_default_setups_are_those_that_can_be_trained() -> None:
 
 
 def test_the_settings_of_a_preset_are_printed_by_algorithm() -> None:
-    code, text = run("compare", "--settings", "--preset", "epymarl")
-    assert code == 0, text
-    rows = {row[0]: row[1:] for row in map(str.split, text.splitlines()) if row}
-    setups = ["ippo", "mappo", "ia2c", "maa2c", "iql", "vdn", "qmix"]
-    assert rows["setting"] == setups
-    assert rows["value.epsilon_frames"] == ["200000", "50000", "50000"]
-    assert rows["value.warm_up_frames"][0] == "32"
-    assert "ppo.normalise_advantages" in rows
+    text = output_of("compare", "--settings", "--preset", "epymarl")
+    assert "setting ippo mappo ia2c maa2c iql vdn qmix " in text
+    assert " value.epsilon_frames 200000 50000 50000 " in text
+    assert " value.warm_up_frames 32 " in text
+    assert " ppo.normalise_advantages " in text
 
 
 def test_settings_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,62 +225,10 @@ def test_settings_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
         ("meltingpot/coins", "0.0003"),
         ("vmas/balance", "0.0003"),
     ):
-        code, text = run("compare", task, "--settings", "--frames", "4000")
-        assert code == 0, text
-        output = re.sub(r"\s+", " ", text)
-        assert f"ppo.lr {rate} learning rate of Adam." in output
-        assert "eval_interval 400 frames between evaluations." in output
-        assert all(f"{name} " in output for name in TrainingOptions().settings())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["compare"], "Expected a TASK"),
-        (["compare", "simple_sprad_v3", "--settings"], "Did you mean mpe/simple_spre"),
-        (["compare", "no:Env", "--settings"], "There is no task 'no:Env'"),
-        (["compare", TASK, "--setup", "masac"], "There is no setup 'masac'"),
-        (
-            ["compare", TASK, "--setup", "maddpg-local-shared"],
-            "maddpg-local-shared cannot be trained: maddpg needs continuous actions",
-        ),
-        (
-            ["compare", TASK, "--setup=ippo-local-own", "--setup=qmix-local-own"],
-            "qmix-local-own cannot be trained: qmix learns the values of one",
-        ),
-        (["compare", TASK, "--set", "ppo.learning_rate=1"], "Did you mean ppo.lr?"),
-        (["compare", TASK, "--set", "ppo.epochs=0"], "ppo.epochs must be an integer"),
-        (["compare", TASK, "--set", "initial=nowhere"], "nowhere is neither"),
-        (["compare", TASK, "--set", "lr"], "--set lr must be KEY=VALUE"),
-        (["compare", TASK, "--resume"], "--resume needs --out"),
-        (["compare", TASK, "--preset", "epymar"], "Did you mean epymarl?"),
-        (
-            ["compare", TASK, "--preset=mappo", "--setup=vdn-local-shared"],
-            "The preset has settings of mappo, but not of vdn.",
-        ),
-        (["compare", "--report", "nowhere"], "no evaluated runs below nowhere"),
-        (
-            ["compare", TASK, "--report", "nowhere", "--seeds", "3", "--video"],
-            "--report trains nothing: omit TASK, --seeds, --video.",
-        ),
-        (
-            ["compare", TASK, "--workers", "2", "--set", "workers=1"],
-            "--workers and --set workers= are the same: pass one.",
-        ),
-        (
-            ["compare", TASK, "--frames", "9", "--set", "frames=80"],
-            "--frames and --set frames= are the same: pass one.",
-        ),
-    ],
-)
-def test_a_wrong_argument_is_an_error_before_anything_starts(
-    arguments: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, text = run(*arguments)
-    assert code == 2
-    assert message in re.sub(r"\s+", " ", text)
-    assert list(tmp_path.iterdir()) == []
+        text = output_of("compare", task, "--settings", "--frames", "4000")
+        assert f"ppo.lr {rate} learning rate of Adam." in text
+        assert "eval_interval 400 frames between evaluations." in text
+        assert all(f"{name} " in text for name in TrainingOptions().settings())
 
 
 @pytest.mark.parametrize(
@@ -406,7 +327,7 @@ def odd_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop("odd_tasks_of_compare", None)
 
 
-ONE = [part for part in SMALL_PPO if part not in ("n_prey=0", "--env")]
+ONE = [*ONE_RUN, *flags(SHORT), "--set=ppo.epochs=1"]
 ONE += ["--setup", "ippo-local-own", "--seeds", "1", "--out", "out"]
 
 
@@ -418,8 +339,7 @@ def test_a_wrapped_environment_is_compared_played_and_rendered(odd_tasks: Any) -
     imageio = pytest.importorskip("imageio", reason="needs the extra video")
     pytest.importorskip("imageio_ffmpeg", reason="needs the extra video")
     task = f"{odd_tasks}:stacked"
-    code, text = run("compare", task, *ONE, "--env", "max_cycles=4", "--video")
-    assert code == 0, text
+    text = output_of("compare", task, *ONE, "--env", "max_cycles=4", "--video")
     video = "out/ippo-local-own/seed_0/videos/best.mp4"
     pictures = imageio.mimread(video, memtest=False)
     assert len(pictures) == 5
@@ -427,11 +347,9 @@ def test_a_wrapped_environment_is_compared_played_and_rendered(odd_tasks: Any) -
     assert height > width  # The world is square; the text stands above it.
     # The task is typed, because a run folder must not choose code.
     played = [task, "--policy", "out/ippo-local-own/seed_0", "--env", "max_cycles=4"]
-    code, text = run("play", *played, "--episodes=2")
-    assert code == 0, text
+    text = output_of("play", *played, "--episodes=2")
     assert f"{task}: 2 episodes" in text
-    code, text = run("render", *played, "--episodes=2", "--out", "played.mp4")
-    assert code == 0, text
+    text = output_of("render", *played, "--episodes=2", "--out", "played.mp4")
     assert "2 episodes, 10 pictures" in text
     pictures = imageio.mimread("played.mp4", memtest=False)
     assert len(pictures) == 2 * (4 + 1)
@@ -452,7 +370,7 @@ def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
     for options in [], ["--resume"]:
         code, text = run(*arguments, *options)
         assert code == 1, text
-        assert "  The gradient of ippo-local-own is NaN or infinite." in text
+        assert " The gradient of ippo-local-own is NaN or infinite." in text
         assert "error: 1 of 2 runs ended early" in text
         assert "Traceback" not in text
         page = (tmp_path / "report.md").read_text()
@@ -462,8 +380,7 @@ def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
 
 def test_a_video_that_cannot_be_recorded_fails_before_training(odd_tasks: Any) -> None:
     pytest.importorskip("imageio", reason="needs the extra video")
-    code, text = run("compare", f"{odd_tasks}:unseen", *ONE, "--video")
-    assert code == 2
+    text = error_of("compare", f"{odd_tasks}:unseen", *ONE, "--video")
     assert "error: pair_v0 renders no picture" in text
     assert not Path("out").exists()
 
@@ -472,8 +389,7 @@ def test_damaged_results_of_a_comparison_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, text = run("compare", TASK, *ONE, "--env", "n_prey=0")
-    assert code == 0, text
+    text = output_of("compare", TASK, *ONE, "--env", "n_prey=0")
     contents = {p: p.read_bytes() for p in Path("out").rglob("*.json")}
     folder = Path("out/ippo-local-own/seed_0")
     for path, content, message in (
@@ -485,7 +401,6 @@ def test_damaged_results_of_a_comparison_are_named(
         for name, valid_content in contents.items():
             name.write_bytes(valid_content)
         path.write_bytes(content)
-        code, text = run("compare", "--report", "out")
-        assert code == 2
+        text = error_of("compare", "--report", "out")
         assert f"error: {path if path.parent == Path('out') else folder}" in text
         assert message in text

@@ -8,13 +8,13 @@ from typing import Any
 
 import psutil
 import pytest
+from support.commands import output_of, run
 from support.processes import wait_until
+from support.runs import SHORT, flags
 from support.scripts import Program, start_python
-from typer.testing import CliRunner
 
 pytest.importorskip("matplotlib")
 
-from marl_collect.cli.main import app
 from marl_collect.files.locks import LOCK
 from marl_collect.training.run_folder import RunFolder
 
@@ -24,21 +24,11 @@ TASK = "workloads.counting:CountingEnv"
 RUNS = ("ippo-local-shared/seed_0", "ippo-local-shared/seed_1")
 SMALL = [
     *("compare", TASK, "--setup", "ippo-local-shared", "--seeds", "2"),
-    *("--workers", "1", "--env", "n_prey=0", "--set", "frames_per_batch=40"),
-    *("--set", "envs_per_worker=2", "--set", "eval_interval=40"),
-    *("--set", "eval_episodes=2", "--set", "final_episodes=2"),
-    *("--set", "num_cells=[8]", "--set", "ppo.epochs=1"),
+    *("--workers=1", "--env=n_prey=0", *flags(SHORT | {"ppo.epochs": 1})),
 ]
 SLOW: Any = {"seconds": 300.0}
 LONG: Any = {"timeout": 300.0}
 ENDLESS = ["--frames", "100000000", "--set", "eval_interval=40"]
-
-
-def run(*arguments: Any) -> tuple[int, str]:
-    """Run the command in this process; return its exit code and its output."""
-    words = [*SMALL, *map(str, arguments)]
-    result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
-    return result.exit_code, result.stdout + result.stderr
 
 
 def start(out: Path, *arguments: str) -> Program:
@@ -75,8 +65,7 @@ def test_runs_side_by_side_have_the_same_results(tmp_path: Path) -> None:
     rows = {}
     for jobs in (1, 2):
         out = tmp_path / str(jobs)
-        code, text = run("--jobs", jobs, "--frames", 80, "--out", out)
-        assert code == 0, text
+        text = output_of(*SMALL, "--jobs", jobs, "--frames", 80, "--out", out)
         assert (out / "report.md").exists()
         for name in RUNS:
             rows[jobs, name] = [
@@ -115,9 +104,8 @@ def test_one_signal_saves_all_runs_and_resume_continues_them(tmp_path: Path) -> 
     frames = max(saved.values()) * 40 + 80
     for name in RUNS:
         shorten(out / name, frames)
-    code, text = run("--jobs", 2, "--frames", frames, "--out", out, "--resume",
-                     "--set", "eval_interval=40")  # fmt: skip
-    assert code == 0, text
+    more = ["--frames", frames, "--resume", "--set=eval_interval=40"]
+    text = output_of(*SMALL, "--jobs", 2, "--out", out, *more)
     assert ": 0 frames: return" not in text
     for name in RUNS:
         assert len(RunFolder(out / name).rows()) == frames // 40
@@ -147,12 +135,11 @@ def test_an_error_of_the_environment_is_told_for_each_run(
         "    return CountingEnv(n_prey=0, fault=Fault('raise', 'step', at=30))\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    words = [w for w in SMALL if w not in ("--env", "n_prey=0")]
+    words = [word for word in SMALL if word != "--env=n_prey=0"]
     words[1] = "failing_of_jobs:failing"
     words += ["--jobs", "2", "--frames", "80", "--out", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
-    text = result.stdout + result.stderr
-    assert result.exit_code == 1, text
+    code, text = run(*words)
+    assert code == 1, text
     for seed in (0, 1):
         assert f"seed {seed}: CountingError: fault in step" in text
     assert "Traceback" not in text
@@ -164,7 +151,7 @@ def test_an_error_of_the_environment_is_told_for_each_run(
 def test_reports_that_cannot_be_written_stop_no_run(jobs: int, tmp_path: Path) -> None:
     out = tmp_path / "out"
     (out / "report.md").mkdir(parents=True)
-    code, text = run("--jobs", jobs, "--frames", "80", "--out", out)
+    code, text = run(*SMALL, "--jobs", jobs, "--frames", "80", "--out", out)
     assert code, text
     assert "report.md" in text
     assert all((out / name / "result.json").exists() for name in RUNS)

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import error_of, output_of, run
 from support.datasets import record_here
-from typer.testing import CliRunner
 from workloads.counting import CountingEnv
 
 from marl_collect.cli import view
 from marl_collect.cli.file_tasks import UntrustedTaskError, checked_task
-from marl_collect.cli.main import app
 from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.runs import what_to_play
 from marl_collect.cli.viewer import server
@@ -25,13 +24,6 @@ from marl_collect.programs.task_providers import providers
 
 LAB2D = "lab2d/commons_harvest"
 LEVEL = 'os.execute("touch {}")\nerror("It ran.")\n'
-
-
-def run(*arguments: str | Path, answer: str = "") -> tuple[int, str]:
-    result = CliRunner().invoke(
-        app, list(map(str, arguments)), input=answer, env={"COLUMNS": "400"}
-    )
-    return result.exit_code, " ".join(result.output.split())
 
 
 def write_run(folder: Path, task: str, env_kwargs: Any, **options: Any) -> Path:
@@ -100,8 +92,7 @@ def test_the_task_of_a_run_is_no_code_that_was_not_typed(
     monkeypatch.chdir(proof.parent)
     # A typed task gets no settings of the run either: its code may do anything with
     # them.
-    code, text = run(*completed(arguments, "os:system", command))
-    assert code == 2, text
+    text = error_of(*completed(arguments, "os:system", command))
     assert not proof.exists()
     assert not list(proof.parent.glob("x.gif"))
     assert not Path("runs").exists()
@@ -117,7 +108,7 @@ def test_what_the_error_advises_plays_the_run(
 ) -> None:
     monkeypatch.chdir(proof.parent)
     _, text = run("play", command, "--policy=random")
-    (advice,) = re.findall(r"pass (.*)\.$", text)
+    (advice,) = re.findall(r"pass (.*)\. $", text)
     advice = advice.replace("as TASK, with ", "")
     played = what_to_play(
         *("os:system", PolicyRequest("random", False, True, 0)),
@@ -132,8 +123,7 @@ def test_what_the_error_advises_plays_the_run(
 def test_resuming_takes_no_task_from_the_folder(command: Path, proof: Path) -> None:
     task = "workloads.counting:CountingEnv"
     before = sorted(command.rglob("*"))
-    code, text = run("compare", task, "--resume", "--out", command, "--frames=10")
-    assert code == 2, text
+    text = error_of("compare", task, "--resume", "--out", command, "--frames=10")
     assert "a run of another task: env_kwargs.command" in text
     assert not proof.exists()
     assert sorted(command.rglob("*")) == before
@@ -145,8 +135,7 @@ def test_the_settings_of_a_run_lead_to_no_folder(
 ) -> None:
     monkeypatch.chdir(proof.parent)
     folder = write_run(proof.parent / "run", LAB2D, lua)
-    code, text = run(*completed(arguments, LAB2D, folder))
-    assert code == 2, text
+    text = error_of(*completed(arguments, LAB2D, folder))
     assert "may lead to files or code: settings.levelDirectory. If" in text
     assert f"add --env {shlex.quote('settings=' + json.dumps(lua['settings']))}" in text
     assert not proof.exists()
@@ -156,8 +145,7 @@ def test_the_settings_of_a_run_lead_to_no_folder(
 def test_typed_settings_of_this_exploit_run_it(
     lua: dict[str, Any], proof: Path
 ) -> None:
-    code, text = run("info", LAB2D, f"--env=settings={json.dumps(lua['settings'])}")
-    assert code == 2, text
+    error_of("info", LAB2D, f"--env=settings={json.dumps(lua['settings'])}")
     assert proof.exists()
 
 
@@ -198,8 +186,7 @@ def test_a_dataset_that_is_viewed_runs_no_lua(data: Path, proof: Path) -> None:
 
 def test_a_saved_page_runs_no_lua(data: Path, proof: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.html"
-    code, text = run("view", data, "--save", file)
-    assert code == 0, text
+    output_of("view", data, "--save", file)
     assert not proof.exists()
     assert "The episodes are not drawn." in file.read_text()
     assert '"/picture?' not in file.read_text()
@@ -208,8 +195,7 @@ def test_a_saved_page_runs_no_lua(data: Path, proof: Path, tmp_path: Path) -> No
 def test_typed_tasks_get_safe_settings(data: Path, proof: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.html"
     for task in (LAB2D, "workloads.counting:CountingEnv"):
-        code, text = run("view", data, "--save", file, "--task", task)
-        assert code == 2, text
+        text = error_of("view", data, "--save", file, "--task", task)
         assert f"settings for {task} that may lead to files or code" in text
     assert not proof.exists()
     assert not file.exists()
@@ -217,8 +203,7 @@ def test_typed_tasks_get_safe_settings(data: Path, proof: Path, tmp_path: Path) 
 
 def test_typed_settings_have_priority(data: Path, proof: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.html"
-    code, text = run("view", data, "--save", file, "--env=settings={}")
-    assert code == 0, text
+    output_of("view", data, "--save", file, "--env=settings={}")
     # dmlab2d's own level was built, whose groups are not what was recorded.
     assert "are not drawn" not in file.read_text()
     assert not proof.exists()
@@ -262,8 +247,7 @@ def test_damaged_settings_are_errors(tmp_path: Path, name: str, value: Any) -> N
     folder = write_run(tmp_path / "run", "simple_spread_v3", {})
     config = json.loads((folder / "config.json").read_text()) | {name: value}
     (folder / "config.json").write_text(json.dumps(config))
-    code, text = run("play", folder, "--policy=random")
-    assert code == 2
+    text = error_of("play", folder, "--policy=random")
     assert "config.json is damaged" in text
 
 

@@ -21,13 +21,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.commands import error_of, output_of, run
 from support.processes import SOON, wait_until
 from support.scripts import LIMIT, start_python
-from typer.testing import CliRunner
 from workloads.counting import CountingEnv
 
 from marl_collect import record
-from marl_collect.cli.main import app
 from marl_collect.cli.tasks import find_factory
 from marl_collect.cli.view import _episodes
 from marl_collect.cli.viewer import server
@@ -71,11 +70,6 @@ def viewer(data: Path) -> Episodes:
 def saved(page: str) -> Any:
     (text,) = re.findall(r'<script id="saved"[^>]*>(.*?)</script>', page, re.DOTALL)
     return json.loads(text)
-
-
-def run(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["view", *arguments], env={"COLUMNS": "200"})
-    return result.exit_code, result.output
 
 
 def test_the_list_has_returns_and_lengths(data: Path, viewer: Episodes) -> None:
@@ -448,14 +442,13 @@ def test_no_name_in_the_data_becomes_a_script() -> None:
 
 def test_a_file_holds_the_chosen_episodes(data: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.html"
-    code, text = run(str(data), "--save", str(file), "--episode=2", "--episode=0")
-    assert code == 0, text
+    output_of("view", data, "--save", str(file), "--episode=2", "--episode=0")
     answers = saved(file.read_text())
     assert answers["/episodes?begin=0"]["number"] == [2, 0]
     requests = {r for r in answers if r.startswith("/episode?")}
     assert requests == {f"/episode?number={n}&begin=0" for n in (2, 0)}
     # By default: the best, the median and the worst one.
-    assert run(str(data), "--save", str(file))[0] == 0
+    assert run("view", data, "--save", str(file))[0] == 0
     returns = open_dataset(data).trajectories.returns
     order = sorted(range(4), key=lambda number: -returns[number])
     numbers = saved(file.read_text())["/episodes?begin=0"]["number"]
@@ -469,26 +462,23 @@ def test_a_file_holds_the_chosen_episodes(data: Path, tmp_path: Path) -> None:
         (["--episode=1"], "add --save"),
         (["--save=x.html", "--port=80"], "--port and --no-browser are for the server"),
         (["--save=x.html", "--no-browser"], "for the server, .*: omit them"),
-        (["--save=none/x.html"], "^error: There is no folder none.$"),
+        (["--save=none/x.html"], "^error: There is no folder none. $"),
         (["--save=x.html", "--task=nothing_v0"], "nothing_v0"),
     ],
 )
 def test_wrong_arguments_are_errors(
     data: Path, arguments: list[str], message: str
 ) -> None:
-    code, text = run(str(data), *arguments)
-    assert code == 2
-    assert re.search(message, " ".join(text.split()))
+    text = error_of("view", data, *arguments)
+    assert re.search(message, text)
 
 
 def test_a_folder_without_a_dataset_is_an_error(tmp_path: Path) -> None:
-    code, text = run(str(tmp_path))
-    assert code == 2
+    text = error_of("view", tmp_path)
     assert "training runs" not in text
     write_table(tmp_path / "mine", [("frames", "return"), (1, 2)])
-    code, text = run(str(tmp_path))
-    assert code == 2
-    assert "training runs, but no dataset. progress.csv" in " ".join(text.split())
+    text = error_of("view", tmp_path)
+    assert "training runs, but no dataset. progress.csv" in text
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
