@@ -132,22 +132,15 @@ def test_fails_after_it():
         pass
     assert False
 
-def test_forks():
-    if os.fork() == 0:
-        os._exit(0)
-
-def test_spawns():
-    multiprocessing.get_context("spawn").Process(target=print).start()
-
-def test_asks_a_shell():
-    os.system("true")
-
-def test_opens_a_terminal():
-    if pty.fork()[0] == 0:
-        os._exit(0)
-
-def test_replaces_this_one():
-    os.execvp(COMMAND[0], COMMAND)
+@pytest.mark.parametrize("start", [
+    lambda: os.fork() or os._exit(0),
+    lambda: multiprocessing.get_context("spawn").Process(target=print).start(),
+    lambda: os.system("true"),
+    lambda: pty.fork()[0] or os._exit(0),
+    lambda: os.execvp(COMMAND[0], COMMAND),
+])
+def test_starts(start):
+    start()
 
 def test_starts_it_in_a_thread():
     thread = threading.Thread(target=subprocess.run, args=(COMMAND,))
@@ -174,11 +167,11 @@ def test_fast_runs_what_starts_no_process_and_processes_the_rest(
     assert code == pytest.ExitCode.TESTS_FAILED
     # Of `whole` nothing is imported.
     assert "9 failed, 3 passed, 11 deselected, 3 errors" in output, output
-    assert "test_forks starts a process: mark it @pytest.mark" in output
+    assert "test_starts[<lambda>0] starts a process: mark it @pytest.mark" in output
     assert not (tmp_path / "fast" / "started").exists()
     options = ("--processes", "--collect-only", "-q")
     _, output = run_alone(tmp_path / "slow", files, *options, CI="true")
-    names = set(re.findall(r"test_marked\.py::test_(\w+)", output))
+    names = set(re.findall(r"test_marked\.py::test_(\S+)", output))
     assert len(names) == 11
     assert names.isdisjoint({"needs_none", "fails"})
     assert len(re.findall(r"test_whole\.py::", output)) == 12

@@ -158,54 +158,42 @@ def test_a_worker_error_survives_pickling() -> None:
     assert str(copy) == str(original)
 
 
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (WorkerError(3), "Worker 3 ended unexpectedly"),
-        (
-            WorkerError(3, detail="exit code 1", pid=5, phase="idle"),
-            "Worker 3 (pid 5) ended unexpectedly while idle: exit code 1",
-        ),
-        (
-            WorkerError(0, "hung 300 s", phase="step", environment=8),
-            "Worker 0 hung 300 s in step of environment 8",
-        ),
-        (
-            WorkerError(0, "failed", "ValueError", remote_traceback="Traceback\n  x\n"),
-            "Worker 0 failed: ValueError\n\nTraceback in the worker:\nTraceback\n  x",
-        ),
-    ],
-)
-def test_worker_errors_say_who_what_where_and_why(error: Any, text: str) -> None:
-    assert str(error) == text
+TEXTS: dict[str, WorkerError] = {
+    "Worker 3 ended unexpectedly": WorkerError(3),
+    "Worker 3 (pid 5) ended unexpectedly while idle: exit code 1": WorkerError(
+        3, detail="exit code 1", pid=5, phase="idle"
+    ),
+    "Worker 0 hung 300 s in step of environment 8": WorkerError(
+        0, "hung 300 s", phase="step", environment=8
+    ),
+    "Worker 0 failed: ValueError\n\nTraceback in the worker:\nTraceback\n  x": (
+        WorkerError(0, "failed", "ValueError", remote_traceback="Traceback\n  x\n")
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("exitcode", "text"),
-    [
-        (0, "exit code 0"),
-        (3, "exit code 3"),
-        (
-            -signal.SIGKILL,
-            (
-                "killed by SIGKILL (often the out-of-memory killer, see dmesg: "
-                "use fewer workers or smaller batches)"
-            ),
-        ),
-        (
-            -signal.SIGSEGV,
-            (
-                "killed by SIGSEGV (a crash in compiled code; its Python stack is on "
-                "stderr)"
-            ),
-        ),
-        (-signal.SIGUSR1, "killed by SIGUSR1"),
-        (-63, "killed by signal 63"),
-        (None, "it closed its socket but is still running"),
-    ],
-)
-def test_exit_codes_are_described_in_words(exitcode: Any, text: str) -> None:
-    assert describe_exit(exitcode) == text
+@pytest.mark.parametrize("text", TEXTS)
+def test_worker_errors_say_who_what_where_and_why(text: str) -> None:
+    assert str(TEXTS[text]) == text
+
+
+EXIT_CODES: dict[str, int | None] = {
+    "exit code 0": 0,
+    "exit code 3": 3,
+    "killed by SIGKILL (often the out-of-memory killer, see dmesg: use fewer workers "
+    "or smaller batches)": -signal.SIGKILL,
+    "killed by SIGSEGV (a crash in compiled code; its Python stack is on stderr)": (
+        -signal.SIGSEGV
+    ),
+    "killed by SIGUSR1": -signal.SIGUSR1,
+    "killed by signal 63": -63,
+    "it closed its socket but is still running": None,
+}
+
+
+@pytest.mark.parametrize("text", EXIT_CODES)
+def test_exit_codes_are_described_in_words(text: str) -> None:
+    assert describe_exit(EXIT_CODES[text]) == text
 
 
 def test_an_exception_from_elsewhere_has_no_worker_error() -> None:

@@ -8,7 +8,10 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Iterator
+from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,14 +104,19 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+def output(*command: str | Path, **options: Any) -> str:
+    """Return what a command prints in the repository."""
+    settings: Any = {"cwd": ROOT, "text": True, "check": True} | options
+    return subprocess.run(command, stdout=subprocess.PIPE, **settings).stdout
+
+
 def tracked() -> list[str]:
     """Files git knows or would add, relative to the root."""
-    command = ["git", "ls-files", "-z", "-co", "--exclude-standard"]
-    listing = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
-    names = listing.stdout.decode().strip("\0").split("\0")
-    return [name for name in names if (ROOT / name).exists()]
+    listing = output("git", "ls-files", "-z", "-co", "--exclude-standard")
+    return [name for name in listing.strip("\0").split("\0") if (ROOT / name).exists()]
 
 
+@cache
 def sources() -> dict[str, Path]:
     """Dotted name -> file, for every module of the package."""
     folders = [ROOT / "marl_collect", *LINKS.values()]
@@ -122,15 +130,16 @@ def sources() -> dict[str, Path]:
     return {dotted(path): path for path in sorted(inside)}
 
 
-def modules_imported(path: Path, modules: dict[str, Path]) -> set[str]:
-    """Modules of the package that a file imports, anywhere in it."""
-    imported_modules = set()
-    for name in imported(ast.walk(parsed(path))):
-        for candidate in (name, name.rpartition(".")[0]):
-            if candidate in modules:
-                imported_modules.add(candidate)
-                break
-    return imported_modules
+@cache
+def imports() -> dict[str, set[str]]:
+    """Module -> modules of the package that it imports, anywhere in it."""
+    found: dict[str, set[str]] = {module: set() for module in sources()}
+    for module, path in sources().items():
+        for name in imported(ast.walk(parsed(path))):
+            candidates = (name, name.rpartition(".")[0])
+            found[module] |= {next((c for c in candidates if c in sources()), module)}
+        found[module].discard(module)
+    return found
 
 
 def room(module: str) -> str:
@@ -138,36 +147,23 @@ def room(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-def test_a_room_imports_only_from_layers_below() -> None:
-    modules = sources()
+def test_a_room_imports_only_from_layers_below_and_what_it_may() -> None:
     floor = {name: n for n, layer in enumerate(LAYERS) for name in layer}
-    upward = [
-        f"{module} imports {other}"
-        for module, path in modules.items()
-        for other in modules_imported(path, modules)
-        if room(module) and room(other) and room(module) != room(other)
-        if floor[room(other)] >= floor[room(module)]
-    ]
-    assert upward == []
+    edges = {(module, other) for module in imports() for other in imports()[module]}
+    edges = {(m, o) for m, o in edges if room(m) and room(o) and room(m) != room(o)}
+    assert [(m, o) for m, o in edges if floor[room(o)] >= floor[room(m)]] == []
+    # Objects of the contract and collectors show themselves in notebooks.
+    assert {(m, o) for m, o in edges if room(o) in DO_WITHOUT.get(room(m), ())} == {
+        ("marl_collect.core.description", "marl_collect.programs.notebooks"),
+        ("marl_collect.collectors.collector", "marl_collect.programs.notebooks"),
+    }
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    modules = sources()
-    imports = {name: modules_imported(path, modules) for name, path in modules.items()}
     # A package's own file lists public names; nothing runs there.
-    remaining = {
-        name: {other for other in others if modules[other].name != "__init__.py"}
-        for name, others in imports.items()
-        if modules[name].name != "__init__.py"
-    }
-    while True:
-        used = set().union(*remaining.values())
-        circle = {n: o & remaining.keys() for n, o in remaining.items() if n in used}
-        circle = {n: others for n, others in circle.items() if others}
-        if circle == remaining:
-            break
-        remaining = circle
-    assert remaining == {}
+    packages = {name for name, path in sources().items() if path.name == "__init__.py"}
+    graph = {name: imports()[name] - packages for name in imports().keys() - packages}
+    TopologicalSorter(graph).prepare()
 
 
 def test_every_room_has_a_layer_and_few_modules_are_loose() -> None:
@@ -190,21 +186,6 @@ def test_every_package_is_listed_in_pyproject() -> None:
     }
     assert packages == set(listed)
     assert len(listed) == len(packages)
-
-
-def test_a_room_does_not_import_what_it_must_do_without() -> None:
-    modules = sources()
-    imports = {
-        (module, other)
-        for module, path in modules.items()
-        for other in modules_imported(path, modules)
-        if room(other) in DO_WITHOUT.get(room(module), ())
-    }
-    # Objects of the contract and collectors show themselves in notebooks.
-    assert imports == {
-        ("marl_collect.core.description", "marl_collect.programs.notebooks"),
-        ("marl_collect.collectors.collector", "marl_collect.programs.notebooks"),
-    }
 
 
 def test_only_the_bridge_imports_torchrl() -> None:
@@ -242,26 +223,16 @@ def test_an_environment_module_knows_one_family_and_imports_no_torch(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("folder", LINKS)
-def test_the_link_is_committed_as_a_link(folder: str) -> None:
-    command = ["git", "ls-files", "--stage", f"marl_collect/{folder}"]
-    staged = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
-    mode, blob, *_ = staged.stdout.decode().split()
-    content = subprocess.run(
-        ["git", "cat-file", "blob", blob], cwd=ROOT, capture_output=True, check=True
-    )
+def test_a_link_is_committed_as_one_and_its_folder_refuses_its_second_name(
+    folder: str,
+) -> None:
+    staged = output("git", "ls-files", "--stage", f"marl_collect/{folder}")
+    mode, blob, *_ = staged.split()
     assert mode == "120000"
-    assert content.stdout.decode() == f"../{folder}"
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("folder", LINKS)
-def test_a_mapped_folder_refuses_its_second_name(folder: str) -> None:
-    code = f"import {folder}"
-    process = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False
-    )
-    assert process.returncode == 1
-    assert f"Import marl_collect.{folder}, not {folder}" in process.stderr.decode()
+    assert output("git", "cat-file", "blob", blob) == f"../{folder}"
+    command = [sys.executable, "-c", f"import {folder}"]
+    errors = output(*command, check=False, stderr=subprocess.STDOUT)
+    assert f"Import marl_collect.{folder}, not {folder}" in errors
 
 
 def test_test_files_have_names_of_their_own() -> None:
@@ -290,10 +261,10 @@ def test_a_wheel_holds_the_three_folders_and_nothing_else(
     if links:
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
         options = ["--no-build-isolation", "--no-index", "--wheel-dir", str(tmp_path)]
-        subprocess.run([*command, *options, str(checkout)], check=True)
+        output(*command, *options, checkout)
     else:  # What pip calls, without its preparations.
         build = [sys.executable, "-W", "ignore", "-c", BUILD, str(tmp_path)]
-        subprocess.run(build, cwd=checkout, stdout=subprocess.DEVNULL, check=True)
+        output(*build, cwd=checkout)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -314,15 +285,13 @@ def test_a_wheel_holds_the_three_folders_and_nothing_else(
         "import sys; sys.path.insert(0, sys.argv[1]); import marl_collect.envs, "
         "marl_collect.models; print(marl_collect.models.__file__)"
     )
-    command = [sys.executable, "-c", code, installed]
-    process = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
-    assert process.stdout.decode().startswith(installed)
+    printed = output(sys.executable, "-c", code, installed, cwd=tmp_path)
+    assert printed.startswith(installed)
 
 
 @pytest.mark.processes
 def test_the_tests_that_make_names_exist() -> None:
     make = ["env", "-u", "MAKEFLAGS", "make", "-n", "test-tensordict", "try", "ARGS="]
-    recipes = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True)
-    named = re.findall(r"(?<!/)\btests/[\w/.]+", recipes.stdout)
+    named = re.findall(r"(?<!/)\btests/[\w/.]+", output(*make))
     assert len(named) > 10
     assert [name for name in named if not (ROOT / name).exists()] == []

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -43,14 +44,19 @@ def pins() -> dict[str, str]:
     return dict(pairs)
 
 
+def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> Any:
+    """Run a command, outside of the make and of the paths that run the tests."""
+    names = [n for n in os.environ if "MAKE" not in n and n != "PYTHONPATH"]
+    env = {name: os.environ[name] for name in names} | variables
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
+
+
 def plan(target: str, venv: Path) -> list[str]:
     """The commands make would run for `target` with this virtual environment."""
-    command = ["make", "--dry-run", "--no-print-directory", target, f"VENV={venv}"]
-    outside = {name: value for name, value in os.environ.items() if "MAKE" not in name}
-    process = subprocess.run(
-        command, cwd=ROOT, env=outside, capture_output=True, text=True, check=True
-    )
-    return process.stdout.replace("\\\n", "").splitlines()
+    process = run("make", "--dry-run", "--no-print-directory", target, f"VENV={venv}")
+    assert process.returncode == 0, process.stderr
+    lines: list[str] = process.stdout.replace("\\\n", "").splitlines()
+    return lines
 
 
 def test_check_makes_each_target_in_order_up_to_the_first_failure(
@@ -63,21 +69,10 @@ def test_check_makes_each_target_in_order_up_to_the_first_failure(
     assert all(f"\n{target}: " in makefile for target in targets)
     fails = "%:\n\t@echo made $@; test $@ != $(FAILS)\n"
     (tmp_path / "Makefile").write_text(rules + fails, "utf-8")
-    outside = {name: value for name, value in os.environ.items() if "MAKE" not in name}
-    for failure in ("typecheck", "none"):
-        process = subprocess.run(
-            ["make", "check", f"FAILS={failure}"],
-            cwd=tmp_path,
-            env=outside,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        made = re.findall(r"^made (.*)", process.stdout, re.MULTILINE)
-        if failure == "none":
-            assert made == targets
-        else:
-            assert made == targets[: targets.index(failure) + 1]
+    before_types = targets[: targets.index("typecheck") + 1]
+    for failure, expected in (("typecheck", before_types), ("none", targets)):
+        process = run("make", "check", f"FAILS={failure}", cwd=tmp_path)
+        assert re.findall(r"^made (.*)", process.stdout, re.MULTILINE) == expected
         assert (process.returncode == 0) == (failure == "none"), process.stderr
 
 
@@ -104,11 +99,7 @@ def test_a_first_run_installs_the_tested_versions(
     target: str, last: str, tmp_path: Path
 ) -> None:
     commands = plan(target, tmp_path / "venv")
-    installing = [
-        command
-        for command in commands
-        if " install " in command or "scripts/" in command
-    ]
+    installing = [c for c in commands if " install " in c or "scripts/" in c]
     assert installing
     assert all("-c constraints.txt" in command for command in installing)
     assert last in commands[-1]
@@ -118,11 +109,9 @@ def test_a_first_run_installs_the_tested_versions(
     "target", ["demo", "docs", "try", "test", "lint", "format-check"]
 )
 def test_a_second_run_installs_nothing(target: str, tmp_path: Path) -> None:
-    for stamp in (
-        ".made",
-        *(f".installed-{name}" for name in ("demo", "docs", "try", "all")),
-    ):
-        (tmp_path / stamp).touch()
+    (tmp_path / ".made").touch()
+    for name in ("demo", "docs", "try", "all"):
+        (tmp_path / f".installed-{name}").touch()
     (command,) = plan(target, tmp_path)
     assert " install " not in command
 
@@ -145,9 +134,8 @@ def test_each_extra_is_installed_alone_and_used() -> None:
     assert {entry.strip() for entry in matrix.split(",")} == {'""', *EXTRAS}
     script = (ROOT / "scripts" / "check_package.py").read_text("utf-8")
     (uses,) = re.findall(r"^USES: .*?^}", script, re.DOTALL | re.MULTILINE)
-    assert set(re.findall(r'^    "(\w+)": ', uses, re.MULTILINE)) == set(EXTRAS) - {
-        "all"
-    }
+    used = set(re.findall(r'^    "(\w+)": ', uses, re.MULTILINE))
+    assert used == set(EXTRAS) - {"all"}
 
 
 @pytest.mark.parametrize("name", ["ci", "daily", "docs", "release"])
@@ -163,54 +151,28 @@ def test_the_workflows_run_commands_that_exist(name: str) -> None:
     for command in commands:
         tool, *arguments = shlex.split(re.sub(r"\${{.*?}}", "", command))
         if tool == "make":
-            assert {argument for argument in arguments if "=" not in argument} <= set(
-                targets
-            )
+            assert {name for name in arguments if "=" not in name} <= set(targets)
         elif arguments[0].endswith(".py"):
-            help_text = subprocess.run(
-                [sys.executable, ROOT / arguments[0], "--help"], capture_output=True
-            )
-            assert help_text.returncode == 0
+            assert run(sys.executable, arguments[0], "--help").returncode == 0
         else:
-            assert (tool, arguments[0]) in {
-                ("pip", "install"),
-                ("python", "-m"),
-                ("grep", "-qx"),
-                ("grep", "-q"),
-            }
+            begin = f"{tool} {arguments[0]}"
+            assert begin in ("pip install", "python -m", "grep -qx", "grep -q")
 
 
 def test_the_release_workflow_finds_the_version() -> None:
     text = (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
     (command,) = re.findall(r"run: (grep -qx .*)", text)
-    version = re.findall(
-        r'^__version__ = "(.*)"',
-        (ROOT / "marl_collect" / "__init__.py").read_text(),
-        re.MULTILINE,
-    )[0]
+    package = (ROOT / "marl_collect" / "__init__.py").read_text()
+    (version,) = re.findall(r'^__version__ = "(.*)"', package, re.MULTILINE)
     for tag, code in ((f"v{version}", 0), ("v99.0", 1)):
-        process = subprocess.run(
-            ["bash", "-c", command],
-            cwd=ROOT,
-            env={"GITHUB_REF_NAME": tag, "PATH": os.environ["PATH"]},
-        )
-        assert process.returncode == code
+        assert run("bash", "-c", command, GITHUB_REF_NAME=tag).returncode == code
 
 
 @pytest.mark.parametrize("target", ["fuzz", "fuzz-storage"])
 def test_the_fuzzers_start(target: str, tmp_path: Path) -> None:
-    command = plan(target, tmp_path)[-1].replace(
-        f"{tmp_path}/bin/python", sys.executable
-    )
-    outside = {key: v for key, v in os.environ.items() if key != "PYTHONPATH"}
-    process = subprocess.run(
-        f"{command} --help",
-        shell=True,
-        cwd=ROOT,
-        env=outside,
-        capture_output=True,
-        text=True,
-    )
+    command = plan(target, tmp_path)[-1]
+    command = command.replace(f"{tmp_path}/bin/python", sys.executable)
+    process = run("sh", "-c", f"{command} --help")
     assert process.stdout.startswith("usage: "), process.stderr
 
 

@@ -63,125 +63,68 @@ def act(shape: tuple[int, ...], value: float) -> Callable[[Any], Any]:
     return lambda td: td.set(("agent", "action"), torch.full((len(td), *shape), value))
 
 
-MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "an environment for a factory": (
-        lambda: run(line()()),
-        TypeError,
-        r"must be a factory, but is an instance of PettingZooWrapper.*lambda",
-    ),
-    "a task's name for a factory": (
-        lambda: run("simple_spread_v3"),
-        TypeError,
-        r"is 'simple_spread_v3' of type str.*lambda: PettingZooEnv\('simple_spread_v3'",
-    ),
-    "policy and environments swapped": (
-        lambda: run(network(), line()),
-        TypeError,
-        "The environment factory is the first argument, the policy the second.",
-    ),
-    "no wrapper, and no factory": (
-        lambda: run(ScriptedEnv()),
-        TypeError,
-        r"lambda: PettingZooWrapper\(ScriptedEnv\(",
-    ),
-    "no wrapper": (
-        lambda: run(ScriptedEnv),
-        TypeError,
-        r"PettingZooWrapper\(ScriptedEnv\(",
-    ),
-    "a class for a policy": (
-        lambda: run(line(), MultiAgentMLP),
-        TypeError,
-        "is the class MultiAgentMLP",
-    ),
-    "a factory for a policy": (
-        lambda: run(line(), network),
-        TypeError,
-        "takes no arguments.* pass it as policy_factory",
-    ),
-    "a factory without return": (
-        lambda: run(lambda: None),
-        TypeError,
-        "factory of environment 0 must return an environment, but returned None: add",
-    ),
-    "a policy factory without return": (
-        lambda: run(line(), policy_factory=lambda: None),
-        TypeError,
-        "policy_factory returned None: return the policy",
-    ),
-    "too many agents": (
-        lambda: run(line(), network(n_agents=5)),
-        ValueError,
-        "n_agents=5 .* found the shape",
-    ),
-    "too many features": (
-        lambda: run(line(), network(features=9)),
-        ValueError,
-        "expected 9 features per agent, but found 3",
-    ),
-    "a key that is not there": (
-        lambda: run(line(), network(group="b")),
-        KeyError,
-        "reads .*b/observation.* provides .*agent/observation",
-    ),
-    "logits for actions": (
-        lambda: run(line(), network()),
-        ValueError,
-        r"agent/action has shape \[2, 4\] .* expects \[2\], int64. Take the argmax",
-    ),
-    "fractions for actions": (
-        lambda: run(line(), act((2,), 0.7)),
-        TypeError,
-        "agent/action has dtype float32, but scripted_v0 expects integers",
-    ),
-    "an action that does not exist": (
-        lambda: run(line(), act((2,), 9)),
-        ValueError,
-        "The action 9 of agent agent_0 in agent/action: expected an integer from 0",
-    ),
-    "a fraction of a frame": (
-        lambda: run(line(), frames_per_batch=20.0),
-        TypeError,
-        "frames_per_batch must be an integer of at least 1 .*, but is 20.0",
-    ),
-    "a seed in words": (
-        lambda: run(line(), seed="one"),
-        TypeError,
-        r"seed must be an integer of at least 0 and at most 2\*\*63 - 1 or None",
-    ),
-    "a postproc that cannot be called": (
-        lambda: run(line(), postproc=3),
-        TypeError,
-        "postproc must be callable or None, but is 3",
-    ),
-    "exploration of no kind": (
-        lambda: run(line(), exploration_type="best"),
-        TypeError,
-        "exploration_type must be one of InteractionType.MODE.* but is 'best'",
-    ),
-    "a reset without infos": (
-        lambda: run(line("reset")),
-        TypeError,
-        r"reset\(\) must return \(observations, infos\)",
-    ),
-    "a reward that is no number": (
-        lambda: run(line("reward")),
-        ValueError,
-        "The reward of agent agent_1 must be a number, but is array.*objective",
-    ),
+WRONG_TYPES: dict[str, dict[str, Any]] = {
+    "must be a factory, but is an instance of PettingZooWrapper.*lambda": {
+        "create_env_fn": line()()
+    },
+    r"is 'simple_spread_v3' of type str.*lambda: PettingZooEnv\('simple_spread_v3'": {
+        "create_env_fn": "simple_spread_v3"
+    },
+    "The environment factory is the first argument, the policy the second.": {
+        "create_env_fn": network(),
+        "policy": line(),
+    },
+    r"lambda: PettingZooWrapper\(ScriptedEnv\(": {"create_env_fn": ScriptedEnv()},
+    r"PettingZooWrapper\(ScriptedEnv\(": {"create_env_fn": ScriptedEnv},
+    "is the class MultiAgentMLP": {"policy": MultiAgentMLP},
+    "takes no arguments.* pass it as policy_factory": {"policy": network},
+    "factory of environment 0 must return an environment, but returned None: add": {
+        "create_env_fn": lambda: None
+    },
+    "policy_factory returned None: return the policy": {"policy_factory": lambda: None},
+    "agent/action has dtype float32, but scripted_v0 expects integers": {
+        "policy": act((2,), 0.7)
+    },
+    "frames_per_batch must be an integer of at least 1 .*, but is 20.0": {
+        "frames_per_batch": 20.0
+    },
+    r"seed must be an integer of at least 0 and at most 2\*\*63 - 1 or None": {
+        "seed": "one"
+    },
+    "postproc must be callable or None, but is 3": {"postproc": 3},
+    "exploration_type must be one of InteractionType.MODE.* but is 'best'": {
+        "exploration_type": "best"
+    },
+    r"reset\(\) must return \(observations, infos\)": {"create_env_fn": line("reset")},
+}
+WRONG_VALUES: dict[str, dict[str, Any]] = {
+    "n_agents=5 .* found the shape": {"policy": network(n_agents=5)},
+    "expected 9 features per agent, but found 3": {"policy": network(features=9)},
+    "reads .*b/observation.* provides .*agent/observation": {
+        "policy": network(group="b")
+    },
+    r"agent/action has shape \[2, 4\] .* expects \[2\], int64. Take the argmax": {
+        "policy": network()
+    },
+    "The action 9 of agent agent_0 in agent/action: expected an integer from 0": {
+        "policy": act((2,), 9)
+    },
+    "The reward of agent agent_1 must be a number, but is array.*objective": {
+        "create_env_fn": line("reward")
+    },
 }
 
 
-def run(*args: Any, **options: Any) -> None:
-    with MultiSyncCollector(*args, **({"frames_per_batch": 20} | options)) as collector:
+@pytest.mark.parametrize("message", [*WRONG_TYPES, *WRONG_VALUES])
+def test_a_mistake_is_an_error_that_says_what_to_do(message: str) -> None:
+    kinds = TypeError if message in WRONG_TYPES else (ValueError, KeyError)
+    mistake = (WRONG_TYPES | WRONG_VALUES)[message]
+    options: Any = {"create_env_fn": line(), "frames_per_batch": 20} | mistake
+    with (
+        pytest.raises(kinds, match=f"(?s){message}"),
+        MultiSyncCollector(**options) as collector,
+    ):
         collector.next()
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_an_error_that_says_what_to_do(mistake: str) -> None:
-    make, kind, message = MISTAKES[mistake]
-    with pytest.raises(kind, match=f"(?s){message}"):
-        make()
 
 
 def test_loading_something_else_than_a_collectors_state_says_so() -> None:
@@ -302,71 +245,45 @@ def test_a_batch_during_which_another_thread_shuts_down_is_not_delivered(
 
 
 CACHED = """
-import functools
-import operator
-import sys
-import numpy as np
-from gymnasium.spaces import Box, Discrete
-from pettingzoo import ParallelEnv
-from marl_collect import MultiSyncCollector
-from marl_collect.envs import PettingZooWrapper
+    import functools
+    import operator
+    import sys
+    from marl_collect import MultiSyncCollector
+    from workloads.counting import CountingEnv
 
-@functools.cache
-def fibonacci(n):
-    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+    @functools.cache
+    def fibonacci(n):
+        return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
 
-def scaled(factor):
-    @functools.lru_cache(maxsize=3, typed=True)
-    def scale(n):
-        return factor * n
-    return scale
+    def scaled(factor):
+        @functools.lru_cache(maxsize=3, typed=True)
+        def scale(n):
+            return factor * n
+        return scale
 
-half = functools.cache(functools.partial(operator.mul, 0.5))
+    half = functools.cache(functools.partial(operator.mul, 0.5))
 
-@functools.lru_cache
-def box():
-    return Box(0, 100, (2,), np.float32)
+    @functools.lru_cache
+    def one():
+        return 1
 
-class Cached(ParallelEnv):
-    metadata = {"name": "cached"}
-    possible_agents = ["a_0", "a_1"]
-    scale = staticmethod(scaled(4))
+    class Cached(CountingEnv):
+        scale = staticmethod(scaled(4))
 
-    @functools.lru_cache(maxsize=None)
-    def observation_space(self, agent):
-        return box()
+        @functools.lru_cache(maxsize=None)
+        def one_more(self, n):
+            return n + one()
 
-    @functools.lru_cache(maxsize=None)
-    def action_space(self, agent):
-        return Discrete(3)
+        @functools.cached_property
+        def number(self):
+            return fibonacci(10)
 
-    @functools.cached_property
-    def number(self):
-        return fibonacci(10)
+        def numbers(self):
+            return self.number, half(self.scale(3)), self.one_more(3)
 
-    def everybody(self, value):
-        return dict.fromkeys(self.possible_agents, value)
-
-    def observations(self):
-        pair = np.array([self.number, half(self.scale(self.steps))], np.float32)
-        return self.everybody(pair)
-
-    def reset(self, seed=None, options=None):
-        self.agents, self.steps = self.possible_agents[:], 0
-        return self.observations(), self.everybody({})
-
-    def step(self, actions):
-        self.steps += 1
-        over = self.steps >= 4
-        if over:
-            self.agents = []
-        flags = self.everybody(False), self.everybody(over)
-        return self.observations(), self.everybody(0.0), *flags, self.everybody({})
-
-make = lambda: PettingZooWrapper(Cached())
-with MultiSyncCollector(make, frames_per_batch=5, start_method=sys.argv[1]) as it:
-    print(it.next()["a", "observation"][0, :, 1].tolist())
-assert fibonacci.cache_info().currsize == 0
+    with MultiSyncCollector(Cached, frames_per_batch=5, start_method=sys.argv[1]) as it:
+        print(it.next().numel(), it.call_env("numbers"))
+    assert fibonacci.cache_info().currsize == 0
 """
 
 
@@ -375,5 +292,4 @@ def test_functions_and_properties_of_a_script_may_be_cached(
     start_method: str, tmp_path: Path
 ) -> None:
     done = run_python(script(CACHED, tmp_path), start_method)
-    expected = [[55.0, 2.0 * step] for step in (0, 1, 2, 3, 0)]
-    assert done.stdout == f"{expected}\n", done.stderr
+    assert done.stdout == "5 [(55, 6.0, 4)]\n", done.stderr
