@@ -15,6 +15,7 @@ from marl_collect.models.saved_policy import CONFIG, load_policy
 from marl_collect.programs.interruption import Interruption
 from marl_collect.rendering import play, write_video
 from marl_collect.training.algorithms import ALGORITHMS
+from marl_collect.training.convolutions import pictures
 from marl_collect.training.evaluating import (
     FINAL_SEED,
     evaluate_policy,
@@ -126,8 +127,10 @@ def check_settings(comparison: Comparison, names: Iterable[str]) -> None:
         ValueError: if one has none; names it.
     """
     setups = comparison.setups
+    sees = bool(pictures(comparison.task.description))
     for name in names:
-        if all(
+        blind = name in ("conv", "conv_dtype") and not sees
+        if blind or all(
             learner_of(setup.algorithm).ignores(
                 name, setup, comparison.options_of(setup)
             )

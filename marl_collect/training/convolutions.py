@@ -42,6 +42,16 @@ def layers(setting: str) -> dict[str, list[int]]:
     return dict(zip(names, map(list, zip(*numbers, strict=True)), strict=True))
 
 
+def pictures(description: EnvDescription) -> list[Leaf]:
+    """Return the arrays of the observations that go through convolutions."""
+    return [
+        leaf
+        for name, group in description.groups.items()
+        for leaf in observation_leaves(group.observation, (name, "observation"))
+        if leaf.kind == "image"
+    ]
+
+
 def convolutions(setting: str, description: EnvDescription) -> dict[str, list[int]]:
     """Return the convolutions for the pictures of an environment.
 
@@ -51,13 +61,7 @@ def convolutions(setting: str, description: EnvDescription) -> dict[str, list[in
     Raises:
         ValueError: if a picture is too small for the layers.
     """
-    pictures = [
-        leaf
-        for name, group in description.groups.items()
-        for leaf in observation_leaves(group.observation, (name, "observation"))
-        if leaf.kind == "image"
-    ]
-    sides = {size for leaf in pictures for size in _sides(leaf)}
+    sides = {size for leaf in pictures(description) for size in _sides(leaf)}
     if setting == AUTO:
         whole = all(size % SPRITE == 0 for size in sides)
         setting = "sprites" if whole else "three"

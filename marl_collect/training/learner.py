@@ -151,8 +151,8 @@ class Learner(abc.ABC):
             setup: whose algorithm has this learner.
             options: of the runs.
         """
-        del setting, setup, options
-        return False
+        del setup
+        return setting == "hidden_size" and options.recurrent is None
 
     @final
     @float32_on("cpu")
@@ -164,7 +164,8 @@ class Learner(abc.ABC):
                 ``trajs_per_batch`` or ``split_trajs``, for each trajectory; not
                 modified. Padding, where ``("collector", "mask")`` is False, has no
                 influence on anything that is learnt.
-            progress: share of the run's frames collected so far, in [0, 1].
+            progress: share of the run's frames collected so far. The last batch may
+                exceed them: more than 1 counts as 1.
 
         Raises:
             ValueError: if the batch has another form, or lacks next observations; says
@@ -175,7 +176,7 @@ class Learner(abc.ABC):
             valid = self._checked(batch)
             self.frames += int(valid.sum())
             self._ends.look(lambda key: batch["next"].get(key)[valid])
-            return self.learn(batch, progress)
+            return self.learn(batch, min(1.0, progress))
 
     @abc.abstractmethod
     def learn(self, batch: TensorDictBase, progress: float) -> Metrics:
@@ -238,6 +239,20 @@ class Learner(abc.ABC):
 
     def synchronise(self) -> None:  # noqa: B027 - most have none
         """Give ``untrained`` the weights of the networks that they follow."""
+
+    @final
+    def load_initial(self) -> None:
+        """Give the networks the weights of ``options.initial``, if there are any.
+
+        A learner calls it once it has built its networks.
+
+        Raises:
+            FileNotFoundError: if there is nothing at the path.
+            ValueError: if the weights do not fit; names the file.
+        """
+        if self.options.initial is not None:
+            load_networks(self.options.initial, self.networks, self.description)
+            self.synchronise()
 
     @final
     def parameters(self) -> Iterator[nn.Parameter]:

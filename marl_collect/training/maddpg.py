@@ -100,6 +100,7 @@ class MADDPGLearner(OffPolicyLearner):
             for key in dict.fromkeys([*policy.in_keys, *critic.in_keys])
             if key[-1] != "action"
         ]
+        self.load_initial()
 
     @classmethod
     def default_setups(cls, algorithm: str, *, agent_ids: bool) -> list[Setup]:
@@ -113,7 +114,9 @@ class MADDPGLearner(OffPolicyLearner):
         if setting == "network":
             return not setup.centralised and setup.algorithm != "maddpg"
         part, _, name = setting.rpartition(".")
-        return bool(part) and (part != "value" or name.startswith(_OTHERS))
+        if part and (part != "value" or name.startswith(_OTHERS)):
+            return True
+        return super().ignores(setting, setup, options)
 
     def _set_noise(self) -> None:
         """Make the standard deviation of actions constant, for good.

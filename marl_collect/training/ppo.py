@@ -125,6 +125,7 @@ class PPOLearner(Learner):
                     "ppo.recurrent_critic=false."
                 )
             self.target = copy.deepcopy(self.critic).requires_grad_(requires_grad=False)
+        self.load_initial()
 
     def _check_episodes(self) -> None:
         """Raise ValueError if batches of whole episodes cannot be collected."""
@@ -173,7 +174,8 @@ class PPOLearner(Learner):
         repeated = ("ppo.epochs", "ppo.minibatch_frames", "ppo.clip_epsilon")
         if setup.algorithm in _ACTOR_CRITIC and setting in repeated:
             return True
-        return setting.startswith("value.")
+        of_others = setting.startswith("value.")
+        return of_others or super().ignores(setting, setup, options)
 
     @override
     def learn(self, batch: TensorDictBase, progress: float) -> Metrics:

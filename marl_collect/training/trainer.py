@@ -14,7 +14,7 @@ from marl_collect.collectors import MultiSyncCollector
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.torch_defaults import torch_threads
 from marl_collect.interop.loggers import RunLogger, check_logger
-from marl_collect.models.saved_policy import BEST, CONFIG, load_networks, policy_state
+from marl_collect.models.saved_policy import BEST, CONFIG, policy_state
 from marl_collect.processes.linux import cpu_seconds_of
 from marl_collect.programs.interruption import Interruption
 from marl_collect.training import checkpoint
@@ -78,7 +78,7 @@ class Watcher:
 def make_learner(
     description: EnvDescription, setup: Setup, options: TrainingOptions, seed: int
 ) -> Learner:
-    """Build the learner of a setup, with the weights of ``options.initial``, if any.
+    """Build the learner of a setup.
 
     Raises:
         TypeError: if the learner does not support the environment's spaces.
@@ -86,11 +86,7 @@ def make_learner(
             fit.
         FileNotFoundError: if there are no initial weights at the path.
     """
-    learner = learner_of(setup.algorithm)(description, setup, options, seed)
-    if options.initial is not None:
-        load_networks(options.initial, learner.networks, description)
-        learner.synchronise()
-    return learner
+    return learner_of(setup.algorithm)(description, setup, options, seed)
 
 
 @final
@@ -253,9 +249,7 @@ class Trainer:
         assert batch is not None  # There are frames left.
         self._seconds["collecting"] += time.perf_counter() - before
         before = time.perf_counter()
-        # The last batch may exceed the run's frames.
-        progress = min(1.0, collector.frames / self.options.frames)
-        metrics = learner.update(batch, progress)
+        metrics = learner.update(batch, collector.frames / self.options.frames)
         self._seconds["training"] += time.perf_counter() - before
         del batch
         collector.update_policy_weights_()

@@ -126,6 +126,7 @@ class ValueLearner(OffPolicyLearner):
         if mixer is not None:
             self.networks["mixer"] = mixer
         self.optimizer = self._adam(self.value.lr)
+        self.load_initial()
 
     @override
     def _replays_episodes(self) -> bool:
@@ -162,7 +163,9 @@ class ValueLearner(OffPolicyLearner):
         of_others = (f"value.minibatch_{other}", f"value.{other}_per_update")
         if setting in DDPG_ONLY:
             return True
-        return setting.startswith("ppo.") or setting in of_others
+        if setting.startswith("ppo.") or setting in of_others:
+            return True
+        return super().ignores(setting, setup, options)
 
     @override
     def explore(self) -> Metrics:

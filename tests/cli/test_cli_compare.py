@@ -263,13 +263,16 @@ def test_settings_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
         (["maddpg-local-shared"], "value.epsilon_end=0.1", True),
         (["qmix-local-shared"], "value.epsilon_end=0.1", False),
         (["maddpg-local-shared"], "ppo.lr=0.1", True),
+        (["ippo-local-shared", "vdn-local-shared"], "hidden_size=8", True),
+        (["maddpg-local-shared"], "conv_dtype=bfloat16", True),
     ],
 )
 def test_a_setting_that_no_setup_reads_is_refused(
     setups: list[str], setting: str, ignored: bool, tmp_path: Path
 ) -> None:
     name, _, text = setting.partition("=")
-    value = text if name in ("reward", "network") else json.loads(text)
+    texts = ("reward", "network", "conv_dtype")
+    value = text if name in texts else json.loads(text)
     comparison = Comparison(
         Task(TASK, CountingEnv, CountingEnv().description, {}),
         [Setup.parse(setup) for setup in setups],

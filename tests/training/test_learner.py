@@ -24,7 +24,6 @@ from marl_collect.training import ppo
 from marl_collect.training.advantages import TRAINED
 from marl_collect.training.learner import Learner, RunningMoments, learner_of
 from marl_collect.training.options import Setup, TrainingOptions
-from marl_collect.training.trainer import make_learner
 
 SETTINGS = {
     "num_cells": (8,),
@@ -311,12 +310,24 @@ def test_targets_begin_with_the_initial_weights(setup: str, tmp_path: Path) -> N
     settings: dict[str, Any] = {"ppo.target_tau": 0.1}
     saved = make(setup, **settings)
     saved.save(tmp_path / "learner.pt")
-    options = saved.options.with_settings({"initial": str(tmp_path / "learner.pt")})
-    learner: Any = make_learner(DESCRIPTION, saved.setup, options, 3)
+    learner = make(setup, seed=3, initial=str(tmp_path / "learner.pt"), **settings)
+    for one, other in zip(
+        learner.policy.parameters(), saved.policy.parameters(), strict=True
+    ):
+        assert (one == other).all()
     (target,) = learner.untrained.values()
     followed = learner.critic if setup.startswith("mappo") else learner.online
     for one, other in zip(target.parameters(), followed.parameters(), strict=True):
         assert (one == other).all()
+
+
+def test_frames_beyond_those_of_a_run_have_no_negative_learning_rate() -> None:
+    learner = make("ippo-local-shared", **{"ppo.anneal": True})
+    before = copy.deepcopy(learner.policy.state_dict())
+    for progress in (1.0, 1.25):
+        assert learner.update(batches(learner)[0], progress)["lr"] == 0.0
+    for name, weight in learner.policy.state_dict().items():
+        assert torch.equal(weight, before[name])
 
 
 @pytest.mark.processes
