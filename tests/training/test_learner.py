@@ -24,6 +24,7 @@ from marl_collect.training import ppo
 from marl_collect.training.advantages import TRAINED
 from marl_collect.training.learner import Learner, RunningMoments, learner_of
 from marl_collect.training.options import Setup, TrainingOptions
+from marl_collect.training.trainer import make_learner
 
 SETTINGS = {
     "num_cells": (8,),
