@@ -402,19 +402,6 @@ def test_the_last_food_in_the_frame_of_the_limit_is_a_termination() -> None:
     env.close()
 
 
-def test_the_library_alone_depends_on_earlier_episodes() -> None:
-    """If this fails, the repair of the reset is no longer needed."""
-    pytest.importorskip("lbforaging")  # registers its tasks
-
-    def first(before: int) -> Any:
-        env = gymnasium.make("Foraging-5x5-4p-2f-v3", disable_env_checker=True)
-        for seed in range(before):
-            env.reset(seed=seed)
-        return np.array(env.reset(seed=7)[0])
-
-    assert any(not np.array_equal(first(0), first(before)) for before in range(1, 9))
-
-
 def test_a_time_limit_makes_a_truncation_of_a_stock_environment() -> None:
     pytest.importorskip("lbforaging")  # registers its tasks
     for keywords, terminated in (({}, True), ({"time_limit": 50}, False)):
@@ -508,17 +495,6 @@ print([name for name in sys.modules if name.partition(".")[0] in ("gym", "pygame
     process = run_python("-c", code, check=True, interpreter=True)
     assert process.stdout.strip() == "[]"
     assert process.stderr == ""
-
-
-def test_shimmy_alone_cuts_kuhn_poker() -> None:
-    """If this fails, the repair of the length is no longer needed."""
-    require("openspiel/")
-    from shimmy.openspiel_compatibility import OpenSpielCompatibilityV0
-
-    env = OpenSpielCompatibilityV0(game_name="kuhn_poker")
-    env.reset(seed=0)
-    env.step(0)
-    assert any(env.truncations.values())
 
 
 def test_an_unknown_parameter_of_a_game_is_an_error() -> None:

@@ -3,12 +3,14 @@
 import hashlib
 import importlib.util
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.internals import Around, bound, lab2d_world, names_read
+from support.packages import skip_without
 from support.scripts import run_python
 
 if importlib.util.find_spec("dmlab2d") is None:
@@ -19,8 +21,7 @@ from gymnasium import spaces
 from marl_collect.core.description import allocate
 from marl_collect.core.groups import MarlGroupMapType
 from marl_collect.core.random_actions import samplers
-from marl_collect.envs import Lab2dEnv
-from marl_collect.envs.lab2d.world import Lab2dWorld
+from marl_collect.envs import Lab2dEnv, MeltingpotEnv
 from marl_collect.errors import ClosedError
 from marl_collect.testing.check_env import ContractError, check_env
 
@@ -88,6 +89,15 @@ def duel(tmp_path: Path) -> Any:
     level.mkdir()
     (level / "init.lua").write_text(DUEL)
     return {"levelDirectory": str(tmp_path)}
+
+
+@pytest.fixture(params=["lab2d", "meltingpot"])
+def make(request: Any, duel: Any) -> Any:
+    """Build an environment of two players with one action."""
+    if request.param == "lab2d":
+        return partial(Lab2dEnv, "duel", duel)
+    skip_without("meltingpot", "needs the extra meltingpot")
+    return partial(MeltingpotEnv, "collaborative_cooking__cramped")
 
 
 def play(env: Any, seed: int, steps: int, actions_seed: int = 0) -> Any:
@@ -168,12 +178,47 @@ def test_an_interrupted_episode_is_truncated(status: str, duel: Any) -> None:
             env.step_row()
 
 
-def test_only_requested_observations_are_computed() -> None:
-    env = Lab2dEnv("commons_harvest", {"numPlayers": 2}, observations=["RGB"])
-    requested = names_read(env)
-    env.rollout(3)
-    assert set(requested) == {"1.RGB", "2.RGB", "1.REWARD", "2.REWARD"}
+def test_only_requested_observations_are_computed(make: Any) -> None:
+    seen = "PLACE" if make.func is Lab2dEnv else "RGB"
+    with make(observations=[seen]) as env:
+        bound(env)
+        requested = names_read(env)
+        env.step_row()
+    names = {f"{player}.{name}" for player in (1, 2) for name in (seen, "REWARD")}
+    assert set(requested) == names
+
+
+@pytest.mark.parametrize("wrong", [-1, "highest and one", 2**40])
+def test_an_action_out_of_range_is_not_sent_to_lab2d(make: Any, wrong: Any) -> None:
+    with make() as env:
+        if isinstance(wrong, str):
+            wrong = env.description.groups["agents"].n_actions
+        row = bound(env)
+        row["agents", "action"][...] = [1, wrong]
+        with pytest.raises(ValueError, match="of agent 'player_1' is out of range"):
+            env.step_row()
+        row["agents", "action"][...] = 1
+        env.step_row()
+        assert lab2d_world(env).frames == 1
+
+
+def test_use_before_a_reset_and_after_close_is_an_error(make: Any) -> None:
+    env = make()
+    env.bind(allocate(env.description.row()))
+    assert env.render() is None
+    assert make.func is Lab2dEnv or list(env.events()) == []
+    with pytest.raises(RuntimeError, match="call reset"):
+        env.step_row()
     env.close()
+    env.close()
+    assert env.is_closed
+    assert env.render() is None
+    uses = [env.reset, lambda: env.reset_row(0)]
+    if make.func is Lab2dEnv:
+        uses.append(lambda: env.read_property("settings.goal"))
+    for use in uses:
+        with pytest.raises(ClosedError):
+            use()
 
 
 def test_observations_of_no_player_are_at_the_root() -> None:
@@ -277,18 +322,6 @@ def test_continuous_actions_are_clipped_and_nan_is_an_error() -> None:
             env.step_row()
 
 
-@pytest.mark.parametrize("wrong", [-1, 3, 2**40])
-def test_an_action_out_of_range_is_not_sent_to_lab2d(duel: Any, wrong: Any) -> None:
-    with Lab2dEnv("duel", duel) as env:
-        row = bound(env)
-        row["agents", "action"][...] = [1, wrong]
-        with pytest.raises(ValueError, match="of agent 'player_1' is out of range"):
-            env.step_row()
-        row["agents", "action"][...] = 1
-        env.step_row()
-        assert lab2d_world(env).frames == 1
-
-
 @pytest.mark.parametrize(
     "limit", [{"settings": {"episodeLengthFrames": 4}}, {"max_steps": 4}], ids="".join
 )
@@ -358,15 +391,6 @@ def test_unavailable_observations_are_named(
         Lab2dEnv("duel", duel, observations=names)
 
 
-def test_constructor_errors_close_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[bool] = []
-    close = lambda world: built.append(world._lab is not None)  # noqa: E731
-    monkeypatch.setattr(Lab2dWorld, "close", close)
-    with pytest.raises(ValueError, match="RGBX"):
-        Lab2dEnv("pushbox", observations=["RGBX"])
-    assert built == [True]
-
-
 def test_players_with_different_actions_need_different_groups(duel: Any) -> None:
     with pytest.raises(ValueError, match="player_1 of group 'agents'"):
         Lab2dEnv("duel", duel | {"lone": "true"})
@@ -376,14 +400,3 @@ def test_players_with_different_actions_need_different_groups(duel: Any) -> None
         assert groups["player_0"].action == spaces.Discrete(3)
         assert groups["player_1"].action == spaces.MultiDiscrete([4, 3])
         env.rollout(3)
-
-
-def test_use_after_close_is_an_error() -> None:
-    env = Lab2dEnv("pushbox")
-    env.close()
-    env.close()
-    assert env.is_closed
-    assert env.render() is None
-    for use in (env.reset, lambda: env.read_property("settings.numBoxes")):
-        with pytest.raises(ClosedError):
-            use()

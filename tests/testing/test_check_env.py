@@ -402,62 +402,39 @@ class Signs(Walkers):
         return np.sign(super().look())
 
 
-class BeginsAll(Walkers):
-    def begin(self, which: Any, seeds: Any) -> Any:
-        return super().begin(None, seeds)
+def walkers(**methods: Any) -> type[Walkers]:
+    """Return walkers with other methods."""
+    return type("Wrong", (Walkers,), methods)
 
 
-class BeginsElsewhere(Walkers):
-    def begin(self, which: Any, seeds: Any) -> Any:
-        if which is None:
-            return super().begin(None, seeds)
-        return super().begin(which, np.roll(seeds, 1))
+def moving(change: Callable[[Any, Any], Any]) -> type[Walkers]:
+    """Return walkers whose moves depend on more than their actions."""
+    return walkers(move=lambda env, moves: Walkers.move(env, change(env, moves)))
 
 
-class KeepsSpeed(Walkers):
-    """Has a state that `begin` leaves as it is."""
-
-    speed: Any = 0
-
-    def move(self, moves: Any) -> None:
-        self.speed = (self.speed + moves) % 2
-        super().move(moves + self.speed)
+def begin_elsewhere(env: Any, which: Any, seeds: Any) -> Any:
+    return Walkers.begin(env, which, seeds if which is None else np.roll(seeds, 1))
 
 
-class DependsOnIndex(Walkers):
-    def move(self, moves: Any) -> None:
-        super().move(moves * (1 + np.arange(self.worlds) % 2)[:, None])
+def keep_speed(env: Any, moves: Any) -> Any:
+    """Have a state that `begin` leaves as it is."""
+    env.speed = (getattr(env, "speed", 0) + moves) % 2
+    return moves + env.speed
 
 
-class Draws(Walkers):
-    def __init__(self) -> None:
-        super().__init__()
-        self.random = np.random.default_rng()
-
-    def move(self, moves: Any) -> None:
-        super().move(self.random.permutation(moves))
+def keep_actions(env: Any, actions: Any) -> Step:
+    """Move by the actions of the step before, but keep no copy of them."""
+    late, env.before = getattr(env, "before", actions["w"]), actions["w"]
+    return Walkers.advance(env, {"w": late})
 
 
-class CrossTalk(Walkers):
-    def move(self, moves: Any) -> None:
-        super().move(moves + (self.at.sum() % 2))
+def change_actions(env: Any, actions: Any) -> Step:
+    actions["w"][:] = 1
+    return Walkers.advance(env, actions)
 
 
-class KeepsActions(Walkers):
-    """Moves by the actions of the step before, but keeps no copy of them."""
-
-    before: Any = None
-
-    def advance(self, actions: Any) -> Step:
-        late = actions["w"] if self.before is None else self.before
-        self.before = actions["w"]
-        return super().advance({"w": late})
-
-
-class ChangesActions(Walkers):
-    def advance(self, actions: Any) -> Step:
-        actions["w"][:] = 1
-        return super().advance(actions)
+def fail(env: Any, moves: Any) -> None:
+    raise ZeroDivisionError("of the simulator")
 
 
 class ResetsBeforeItLooks(Walkers):
@@ -475,13 +452,6 @@ class ResetsBeforeItLooks(Walkers):
         over = terminated["w"].any(1)
         self.at[over] = 0
         return Step({"w": self.look()}, step.rewards, over)
-
-
-class LeavesItsSpace(Walkers):
-    goal = 40
-
-    def move(self, moves: Any) -> None:
-        super().move(5 * np.ones_like(moves))
 
 
 class FailsLate(Walkers):
@@ -505,17 +475,27 @@ class FailsLate(Walkers):
         )
 
 
-class Overflows(Walkers):
-    def __init__(self) -> None:
-        super().__init__(dtype=np.int8)
-
-    def look(self) -> Any:
-        return super().look().astype(np.int64) + 200
-
-
-class Raises(Walkers):
-    def move(self, moves: Any) -> None:
-        raise ZeroDivisionError("of the simulator")
+DRAWN = np.random.default_rng()
+BEGINS_ALL = walkers(begin=lambda env, _, seeds: Walkers.begin(env, None, seeds))
+BY_INDEX = moving(lambda env, moves: moves * (1 + np.arange(env.worlds) % 2)[:, None])
+OVERFLOWS = walkers(look=lambda env: Walkers.look(env).astype(np.int64) + 200)
+LEAVES = walkers(goal=40, move=lambda env, moves: Walkers.move(env, 0 * moves + 5))
+WRONG_WORLDS: dict[Any, str] = {
+    BEGINS_ALL: "changes worlds that are not in which",
+    walkers(begin=begin_elsewhere): "does not begin the episode of its seed",
+    moving(keep_speed): "more than their seeds and their actions: played again",
+    BY_INDEX: "depend on the index of their world",
+    moving(
+        lambda _, moves: DRAWN.permutation(moves)
+    ): "depend on more than their seeds",
+    moving(lambda env, moves: moves + env.at.sum() % 2): "worlds that are not in which",
+    walkers(advance=keep_actions): "read later, such as an array of actions",
+    walkers(advance=change_actions): r"advance\(\) changes an array that it was given",
+    ResetsBeforeItLooks: "equals the first one of the next episode",
+    LEAVES: "world [0-9]: w/observation of w_0 is out of bounds",
+    partial(OVERFLOWS, dtype=np.int8): "cannot hold the value 20",
+    walkers(move=fail): "advance raised ZeroDivisionError: of the simulator",
+}
 
 
 @pytest.mark.parametrize(
@@ -536,23 +516,7 @@ def test_correct_worlds_pass(make: Any) -> None:
     check_env(make, **QUICK)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (BeginsAll, "changes worlds that are not in which"),
-        (BeginsElsewhere, "does not begin the episode of its seed"),
-        (KeepsSpeed, "depend on more than their seeds and their actions: played again"),
-        (DependsOnIndex, "depend on the index of their world"),
-        (Draws, "depend on more than their seeds"),
-        (CrossTalk, "changes worlds that are not in which"),
-        (KeepsActions, "read later, such as an array of actions"),
-        (ChangesActions, r"advance\(\) changes an array that it was given"),
-        (ResetsBeforeItLooks, "equals the first one of the next episode"),
-        (LeavesItsSpace, "world [0-9]: w/observation of w_0 is out of bounds"),
-        (Overflows, "cannot hold the value 20"),
-        (Raises, "advance raised ZeroDivisionError: of the simulator"),
-    ],
-)
+@pytest.mark.parametrize(("make", "message"), WRONG_WORLDS.items())
 def test_what_is_wrong_with_worlds_is_found(make: Any, message: str) -> None:
     with pytest.raises(ContractError, match=message):
         check_env(make, **QUICK)
