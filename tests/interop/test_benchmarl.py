@@ -50,17 +50,22 @@ def config(folder: Path, **settings: Any) -> Any:
 def build(
     folder: Path,
     algorithm: str,
-    task: str,
-    model: str = "Mlp",
+    task: Any,
+    model: Any = "Mlp",
     *,
     stock: bool = False,
     **settings: Any,
 ) -> Any:
+    """Build an experiment; a task of PettingZoo and a model may be names."""
     kind: Any = experiment.Experiment if stock else bridge.Experiment
+    if isinstance(task, str):
+        task = getattr(tasks.PettingZooTask, task).get_from_yaml()
+    if isinstance(model, str):
+        model = getattr(models, f"{model}Config").get_from_yaml()
     return kind(
-        task=getattr(tasks.PettingZooTask, task).get_from_yaml(),
+        task=task,
         algorithm_config=getattr(algorithms, f"{algorithm}Config").get_from_yaml(),
-        model_config=getattr(models, f"{model}Config").get_from_yaml(),
+        model_config=model,
         seed=0,
         config=config(folder, **settings),
         **({} if stock else {"workers": 2}),
@@ -112,22 +117,15 @@ def test_an_experiment_trains_on_meltingpot(tmp_path: Path) -> None:
     task = tasks.MeltingPotTask.COINS.get_from_yaml()
     task.config["max_steps"] = 10
     frames = 40
-    new_experiment = bridge.Experiment(
-        task=task,
-        algorithm_config=algorithms.MappoConfig.get_from_yaml(),
-        model_config=small_cnn(),
-        seed=0,
-        config=config(
-            tmp_path,
-            max_n_frames=frames,
-            on_policy_collected_frames_per_batch=frames,
-            on_policy_minibatch_size=20,
-            on_policy_n_envs_per_worker=2,
-            evaluation=True,
-            evaluation_interval=frames,
-            render=True,
-        ),
-        workers=2,
+    new_experiment = build(
+        *(tmp_path, "Mappo", task, small_cnn()),
+        max_n_frames=frames,
+        on_policy_collected_frames_per_batch=frames,
+        on_policy_minibatch_size=20,
+        on_policy_n_envs_per_worker=2,
+        evaluation=True,
+        evaluation_interval=frames,
+        render=True,
     )
     assert isinstance(new_experiment.task, bridge.OurMeltingPotTask)
     pictures = rendered(new_experiment)
@@ -199,14 +197,8 @@ class OwnTask(tasks.PettingZooTask.associated_class()):  # type: ignore[misc]
 
 
 def own(folder: Path, **settings: Any) -> Any:
-    return bridge.Experiment(
-        task=OwnTask("SIMPLE_SPREAD", {"max_cycles": 20, **settings}),
-        algorithm_config=algorithms.IppoConfig.get_from_yaml(),
-        model_config=models.MlpConfig.get_from_yaml(),
-        seed=0,
-        config=config(folder, max_n_frames=FRAMES),
-        workers=2,
-    )
+    task = OwnTask("SIMPLE_SPREAD", {"max_cycles": 20, **settings})
+    return build(folder, "Ippo", task, max_n_frames=FRAMES)
 
 
 def test_a_task_of_ones_own_is_collected_from_its_environment(tmp_path: Path) -> None:
@@ -240,31 +232,20 @@ def test_an_experiment_trains_on_vmas(tmp_path: Path) -> None:
     frames = 8 * 20
     task = tasks.VmasTask.BALANCE.get_from_yaml()
     task.config["max_steps"] = 10
-
-    def start(kind: Any, **options: Any) -> Any:
-        return kind(
-            task=task,
-            algorithm_config=algorithms.MappoConfig.get_from_yaml(),
-            model_config=models.MlpConfig.get_from_yaml(),
-            seed=0,
-            config=config(
-                tmp_path,
-                max_n_frames=3 * frames,
-                on_policy_collected_frames_per_batch=frames,
-                on_policy_n_envs_per_worker=8,
-                on_policy_minibatch_size=80,
-                evaluation=True,
-                evaluation_interval=frames,
-            ),
-            **options,
-        )
-
-    new_experiment = start(bridge.Experiment, workers=2)
+    settings: dict[str, Any] = {
+        "max_n_frames": 3 * frames,
+        "on_policy_collected_frames_per_batch": frames,
+        "on_policy_n_envs_per_worker": 8,
+        "on_policy_minibatch_size": 80,
+        "evaluation": True,
+        "evaluation_interval": frames,
+    }
+    new_experiment = build(tmp_path, "Mappo", task, **settings)
     new_experiment.run()
     assert new_experiment.total_frames == 3 * frames
     assert math.isfinite(new_experiment.mean_return)
-    other = start(bridge.Experiment, workers=2)
-    stock = start(experiment.Experiment)
+    other = build(tmp_path, "Mappo", task, **settings)
+    stock = build(tmp_path, "Mappo", task, stock=True, **settings)
     before, trained = parameters(other), parameters(new_experiment)
     for name, weight in parameters(stock).items():
         assert torch.equal(before[name], weight)

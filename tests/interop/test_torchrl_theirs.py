@@ -12,6 +12,7 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 pytest.importorskip("torchrl")
 
 from gymnasium import spaces
+from support.torch_worlds import random_batch
 from tensordict import TensorDict
 from torchrl.data import (
     Binary,
@@ -261,8 +262,7 @@ def test_agents_get_the_flags_of_the_root_alone_and_in_a_batch() -> None:
     alone = TorchRLWrapper(RootEndsEnv()).rollout(9)["next"]
     assert len(alone) == 3
     batch = lambda: TorchRLWrapper(SerialEnv(2, RootEndsEnv))  # noqa: E731
-    with Collector(batch, None, frames_per_batch=6, total_frames=6) as collector:
-        together = collector.next()["next"]
+    together = random_batch(batch, 6)["next"]
     for flag, last in (("done", True), ("terminated", True), ("truncated", False)):
         for key in (flag, ("agents", flag)):
             assert (alone[key][-1] == last).all(), key
@@ -294,11 +294,8 @@ def test_collectors_and_parallel_env_step_it() -> None:
     def one() -> Any:
         return TorchRLWrapper(LampsEnv())
 
-    with Collector(one, None, frames_per_batch=24, total_frames=24) as collector:
-        assert collector.next().shape == (1, 24)
-    two_envs = partial(ParallelEnv, 2, one)
-    with Collector(two_envs, None, frames_per_batch=24, total_frames=24) as collector:
-        frames = collector.next()
+    assert random_batch(one, 24).shape == (1, 24)
+    frames = random_batch(partial(ParallelEnv, 2, one), 24)
     assert frames.shape == (2, 12)
     assert frames["next", "done"].sum() == 6
     lamps = frames["agents", "observation"]
@@ -321,8 +318,7 @@ def test_worlds_of_a_batch_end_alone_and_pass_check_env() -> None:
         return TorchRLWrapper(SerialEnv(2, LampsEnv))
 
     check_env(make)
-    with Collector(make, None, frames_per_batch=24, total_frames=24) as collector:
-        frames = collector.next()
+    frames = random_batch(make, 24)
     assert frames.shape == (2, 12)
     after = frames["next", "agents"]
     lived = (after["reward"] > 0).sum(1).flatten().tolist()
@@ -348,10 +344,7 @@ def test_worlds_equal_torchrls_rollout(scenario: str, options: dict[str, Any]) -
         resets = ["_reset"] * len(sums)
         return TransformedEnv(env, RewardSum(in_keys=sums, reset_keys=resets))
 
-    with Collector(
-        lambda: TorchRLWrapper(make()), None, frames_per_batch=worlds * steps, seed=seed
-    ) as collector:
-        batch = collector.next()
+    batch = random_batch(lambda: TorchRLWrapper(make()), worlds * steps, seed=seed)
     stock = make()
     episodes = [0] * worlds
     stock.set_seed(episode_seed(seed, 0, 0))
@@ -404,10 +397,7 @@ def test_close_closes_the_inner_environment() -> None:
 @pytest.mark.parametrize("flags", [(), ("team",)])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int64])
 def test_rewards_and_flags_of_one_agent_may_be_numbers(flags: Any, dtype: Any) -> None:
-    with Collector(
-        lambda: TorchRLWrapper(one_agent(flags, dtype)), frames_per_batch=7
-    ) as collector:
-        after = collector.next()["next"]
+    after = random_batch(lambda: TorchRLWrapper(one_agent(flags, dtype)), 7)["next"]
     assert after["agents", "reward"].flatten().tolist() == [1, 2, 3, 4, 5, 1, 2]
     over = [False] * 4 + [True] + [False] * 2
     assert after["done"].flatten().tolist() == over
