@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from support.zoo import Countdown, Script, ScriptedEnv, ScriptedTurns
+from support.zoo import Countdown, ScriptedEnv, ScriptedTurns
 
 from marl_collect import (
     Collector,
@@ -131,15 +131,6 @@ def test_the_message_names_the_object_and_the_factory_to_write() -> None:
         SerialEnv(2, sharing("parallel"))
     assert "one ScriptedEnv" in str(raised.value)
     assert "lambda: PettingZooWrapper(MyEnv())" in str(raised.value)
-
-
-def test_the_environments_built_so_far_are_closed() -> None:
-    raw = ScriptedEnv(Script())
-    closed = []
-    raw.close = lambda: closed.append(True)  # type: ignore[method-assign]
-    with pytest.raises(TypeError, match=MESSAGE):
-        SerialEnv(2, lambda: PettingZooWrapper(raw))
-    assert closed
 
 
 def test_torchrl_environments_that_share_one_are_refused() -> None:

@@ -279,11 +279,3 @@ def test_importing_the_library_prints_nothing_and_keeps_replaced_streams(
         FAMILY.settings("jaxmarl/coin_game")
         assert (sys.stdout, sys.stderr) == (out, err)
     assert out.getvalue() + err.getvalue() + "".join(capfd.readouterr()) == ""
-
-
-def test_tasks_are_found_by_name() -> None:
-    assert "jaxmarl/MPE_simple_spread_v3" in FAMILY.available_tasks()
-    env = FAMILY.find_task("jaxmarl/coin_game")(num_envs=2)
-    assert env.worlds == 2
-    env.close()
-    assert FAMILY.settings("jaxmarl/HeuristicEnemySMAX")["max_steps"] == 100

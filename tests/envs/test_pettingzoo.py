@@ -68,22 +68,6 @@ def test_the_seed_argument_determines_episodes_outside_collectors() -> None:
     assert PettingZooWrapper(ScriptedEnv(), seed=7).description.pinned_seed == 7
 
 
-def test_render_returns_an_image_if_there_is_a_render_mode() -> None:
-    env = PettingZooWrapper(ScriptedEnv(render_mode="rgb_array"))
-    env.reset()
-    image = env.render()
-    assert image is not None
-    assert image.shape == (4, 5, 3)
-    assert PettingZooWrapper(ScriptedEnv()).render() is None
-
-
-def test_close_may_be_called_twice() -> None:
-    with PettingZooWrapper(ScriptedEnv(), device="cpu") as env:
-        assert not env.is_closed
-    env.close()
-    assert env.is_closed
-
-
 def test_the_task_may_be_a_module_and_a_callable() -> None:
     env = PettingZooEnv("workloads.free:FreeEnv", n_agents=2, size=5)
     assert env.group_map == {"agent": ["agent_0", "agent_1"]}

@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from model_tools import observe
 from tensordict import TensorDict
-from tensordict.nn import TensorDictSequential, set_interaction_type
+from tensordict.nn import set_interaction_type
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector
@@ -120,21 +120,6 @@ def test_one_policy_acts_for_every_group(
             assert all(space.contains(row.astype(space.dtype)) for row in rows)
 
 
-def test_one_group_gives_an_actor_and_several_give_one_per_group() -> None:
-    actor = make_policy(describe("masked"))
-    several = make_policy(describe("masked", "bounded"))
-    assert hasattr(actor, "get_dist")
-    assert type(several) is TensorDictSequential
-    assert several["bounded"].out_keys[-2:] == [
-        ("bounded", "action"),
-        ("bounded", "action_log_prob"),
-    ]
-    td = observe(describe("masked", "bounded"), 2)
-    assert several["masked"].get_dist(td).log_prob(
-        torch.zeros(2, 2, dtype=torch.int64)
-    ).shape == (2, 2)
-
-
 class FixedScaleHead(ActionHead):
     """Standard deviations are parameters, not outputs of the network."""
 
@@ -225,17 +210,6 @@ def test_check_finite_finds_numbers_that_are_not_finite() -> None:
         ValueError, match=r"'multi' .* 5 numbers in multi/logits.* \[1, 0, 0\]"
     ):
         make_policy(describe("multi"), check_finite=True)(td)
-
-
-def test_a_network_factory_may_be_a_function_or_multi_agent_mlp() -> None:
-    def network(
-        n_inputs: int, n_outputs: int, n_agents: int, *, device: str, **options: Any
-    ) -> Any:
-        return torch.nn.Linear(n_inputs, n_outputs, device=device)
-
-    for factory in (network, MultiAgentMLP):
-        policy = make_policy(describe("multi"), network=factory)
-        assert policy(observe(describe("multi"), 2))["multi", "action"].shape[0] == 2
 
 
 # The entropy of TanhNormal has no closed form: the loss warns that it samples.

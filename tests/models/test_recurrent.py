@@ -216,15 +216,6 @@ def frames(batch: Any, n_steps: int | None = None) -> Any:
     )
 
 
-def test_set_recurrent_mode_ends_with_its_block() -> None:
-    module = RecurrentModule(build(MultiAgentGRU, False, True), "walker")
-    with set_recurrent_mode(True):
-        module(frames((2,), T))
-        with set_recurrent_mode(False):
-            module(frames((2,)))
-    assert module(frames((2,)))["walker", "embedding"].shape == (2, N, UNITS)
-
-
 @pytest.mark.parametrize("kind", [MultiAgentGRU, MultiAgentLSTM])
 def test_a_sequence_begins_with_the_state_that_steps_have_carried(kind: Any) -> None:
     module = RecurrentModule(build(kind, False, False), "walker")
