@@ -15,7 +15,6 @@ from gymnasium import spaces
 from support.zoo import Script, ScriptedEnv, altered
 from zoo_tools import BoundEnv, scripted
 
-from marl_collect import Collector
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper
 from marl_collect.envs.pettingzoo.groups import AgentSpec, group_agents
 from marl_collect.envs.pettingzoo.provider import find_task, settings
@@ -72,23 +71,6 @@ def test_the_task_may_be_a_module_and_a_callable() -> None:
     env = PettingZooEnv("workloads.free:FreeEnv", n_agents=2, size=5)
     assert env.group_map == {"agent": ["agent_0", "agent_1"]}
     assert env.observation_space["agent"]["observation"].shape == (2, 5)
-
-
-def test_methods_and_attributes_of_the_environment_are_called_by_name() -> None:
-    def make() -> PettingZooWrapper:
-        raw: Any = ScriptedEnv()
-        raw.set_wind = lambda wind: vars(raw).update(wind=wind)
-        return PettingZooWrapper(raw)
-
-    with Collector(make, frames_per_batch=4, seed=0) as collector:
-        assert collector.call_env("set_wind", 3.0) == [None]
-        assert collector.getattr_env("wind") == [3.0]
-        with pytest.raises(AttributeError, match="set_sun"):
-            collector.call_env("set_sun")
-    env: Any = make()
-    with pytest.raises(AttributeError, match="full_action_spec"):
-        _ = env.full_action_spec
-    env.close()
 
 
 def test_a_group_map_has_the_agents_that_are_no_strings() -> None:

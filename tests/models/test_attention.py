@@ -2,11 +2,13 @@
 
 import copy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from model_tools import observe
 from torch import Tensor
 
 pytest.importorskip("pettingzoo")
@@ -17,7 +19,9 @@ from marl_collect import Collector
 from marl_collect.core.description import EnvDescription
 from marl_collect.models import (
     MultiAgentAttention,
+    load_policy,
     make_policy,
+    save_policy,
 )
 
 N, INPUTS, OUT = 4, 5, 3
@@ -94,3 +98,13 @@ def test_collectors_act_with_it_as_the_module_does(share_params: bool) -> None:
             again = copy.deepcopy(collector.policy)(batch.clone())
             logits = ("hunter", "logits")
             torch.testing.assert_close(batch[logits], again[logits])
+
+
+def test_it_is_saved_and_loaded(tmp_path: Path, description: EnvDescription) -> None:
+    policy = make_policy(description, **OPTIONS)
+    save_policy(tmp_path / "policy.pt", policy, description, **OPTIONS)
+    loaded = load_policy(tmp_path / "policy.pt")
+    td = observe(description, 3)
+    out, expected = loaded(td.clone()), policy(td)
+    for key in (("hunter", "logits"), ("prey", "loc"), ("prey", "scale")):
+        assert torch.equal(out[key], expected[key])

@@ -145,21 +145,6 @@ def test_what_a_process_shares_is_right_with_one_environment_each(layout: str) -
     assert consistent(IN_OTHERS[layout]([numbered]), numbered)
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("layout", ["workers", "workers of two"])
-def test_a_raw_object_is_refused_or_each_process_has_its_own(layout: str) -> None:
-    factory = partial(PettingZooWrapper, Game())
-    options: Any = {"num_workers": 2} if layout in APART else {"envs_per_worker": 2}
-    collect = lambda: collected(  # noqa: E731
-        MultiSyncCollector(factory, **options, **sizes([Game]))
-    )
-    if layout in APART:
-        assert consistent(collect(), Game)
-    else:
-        with pytest.raises(TypeError, match="share one Game object"):
-            collect()
-
-
 def states() -> tuple[Any, list[int]]:
     numbers: Any = np.random.get_state()[1]  # noqa: NPY002 - the global generator
     return random.getstate(), numbers.tolist()
