@@ -78,7 +78,7 @@ class Watcher:
 def make_learner(
     description: EnvDescription, setup: Setup, options: TrainingOptions, seed: int
 ) -> Learner:
-    """Build the learner of a setup.
+    """Build the learner of a setup, with the weights of ``options.initial``, if any.
 
     Raises:
         TypeError: if the learner does not support the environment's spaces.
@@ -86,7 +86,9 @@ def make_learner(
             fit.
         FileNotFoundError: if there are no initial weights at the path.
     """
-    return learner_of(setup.algorithm)(description, setup, options, seed)
+    learner = learner_of(setup.algorithm)(description, setup, options, seed)
+    learner.load_initial()  # For those of users, which need not do so.
+    return learner
 
 
 @final

@@ -293,4 +293,8 @@ def test_an_algorithm_of_ones_own_is_trained_and_reported(
     result = Trainer(task, setup, OPTIONS, 0, path).run()
     assert result["frames"] == 80
     assert "reward-local-shared" in write_report(tmp_path)
-    load_policy(path)
+    # It does not load the initial weights itself.
+    options = OPTIONS.with_settings({"initial": str(path)})
+    learner = make_learner(description, setup, options, 1)
+    for name, weight in load_policy(path).state_dict().items():
+        assert torch.equal(learner.policy.state_dict()[name], weight)
