@@ -110,7 +110,6 @@ def check(full: Any, compact: Any) -> None:
 
 
 def changed(source: str, number: int, change: Change) -> None:
-    """Check that a batch is restored after a change."""
     full, compact = pairs(source)[number]
     check(change(full.clone()), change(compact.clone()))
 

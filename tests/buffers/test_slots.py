@@ -24,13 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:More than . batches are held")
 
 
 class Loop:
-    """Fills slots, and holds the batches.
-
-    Attributes:
-        slots: that it fills.
-        held: its batches, the oldest first.
-        filled: number of batches so far, which is also what they contain.
-    """
+    """Fills slots with the number of the batch, and holds the batches."""
 
     def __init__(self, prepared: int = 2) -> None:
         self.slots = Slots(LAYOUT, prepared, shared=False)

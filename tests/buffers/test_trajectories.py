@@ -54,13 +54,10 @@ def test_other_layouts_are_refused(batch: Any) -> None:
 def random_batch(
     ids: npt.NDArray[np.int64], ends: npt.NDArray[np.bool_], frames: int, *, many: bool
 ) -> TensorDict:
-    """Return the next frames of environments, and count up their ids.
+    """Return the next frames of environments, and count up their ids ``[B]`` in place.
 
-    Args:
-        ids: of the running trajectories, ``[B]``; changed in place.
-        ends: where trajectories end, ``[frames, B]``.
-        frames: number of frames.
-        many: whether the memory is ``[T, B]``.
+    Trajectories end where ``ends`` is true, ``[frames, B]``. The memory of many
+    environments is ``[T, B]``.
     """
     size = len(ids)
     numbers = np.empty((frames, size), np.int64)

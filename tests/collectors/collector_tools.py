@@ -13,12 +13,7 @@ from marl_collect.processes.status_board import MESSAGES_READ, PHASE, Phase
 
 
 def wait_until_idle(collector: Any, frames: int = 0) -> None:
-    """Wait until workers have collected and sent what was asked of them.
-
-    Args:
-        collector: a collector with workers.
-        frames: how many they collect in advance.
-    """
+    """Wait until workers have collected and sent what was asked of them, or more."""
     pool = pool_of(collector)
     steps = -1
 

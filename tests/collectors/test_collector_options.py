@@ -14,8 +14,14 @@ from tests_policies import at_level, level_policy
 from workloads.counting import CountingEnv, Fault
 
 from marl_collect.buffers.compact_observations import restore_next
-from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.collectors import (
+    Collector,
+    CollectorOptions,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+)
 from marl_collect.errors import WorkerError
+from marl_collect.options import parse
 from marl_collect.parallel_env import SerialEnv
 from marl_collect.weights.shared import SharedMemoryWeights
 
@@ -152,33 +158,21 @@ def test_joined_batches_need_equal_workers(how: Any) -> None:
         MultiSyncCollector([of(1), of(2)], frames_per_batch=12, cat_results=how)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_torchrls_values_for_off_are_accepted(kind: Any) -> None:
-    off = {
-        "total_frames": -1,
-        "init_random_frames": -1,
-        "traj_format": None,
-        "cudagraph_policy": None,
-        "compile_policy": None,
-        "split_trajs": None,
-        "trust_policy": None,
-        "use_buffers": None,
+def test_torchrls_values_for_off_are_those_of_options_that_are_left_out() -> None:
+    off: dict[str, Any] = {
+        **dict.fromkeys(("total_frames", "init_random_frames"), -1),
+        **dict.fromkeys(("traj_format", "cudagraph_policy", "compile_policy")),
+        **dict.fromkeys(("split_trajs", "trust_policy", "use_buffers")),
         "extend_buffer": True,
         "return_same_td": False,
         "env_device": "cpu",
         "collector_class": Collector,
     }
-    plain = {"num_workers": 1, "frames_per_batch": 8, "seed": 0}
+    arguments: dict[str, Any] = {"create_env_fn": CountingEnv, "frames_per_batch": 8}
+    plain = parse(CollectorOptions, "Collector", (), arguments)
     for limit in (0, -1):
-        with (
-            kind(CountingEnv, **plain, **off, max_frames_per_traj=limit) as collector,
-            kind(CountingEnv, **plain) as other,
-        ):
-            actual, expected = collector.next(), other.next()
-            assert "step_count" not in actual.keys()
-            assert (actual == expected).all()
-            with pytest.raises(TypeError, match="no length"):
-                len(collector)
+        off |= arguments | {"max_frames_per_traj": limit}
+        assert parse(CollectorOptions, "Collector", (), off) == plain
 
 
 @pytest.mark.torchrl_defect("D3b")

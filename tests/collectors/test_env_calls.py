@@ -3,96 +3,54 @@
 import os
 import signal
 import threading
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium import spaces
 from support.worlds import CountingWorlds
+from workloads.counting import CountingEnv
 
 from marl_collect import (
     Collector,
-    EnvDescription,
-    GroupDescription,
-    MultiAgentEnv,
+    EnvWrapper,
     MultiAsyncCollector,
     MultiSyncCollector,
-    RandomPolicy,
 )
-from marl_collect.core.flags import Flags
 from marl_collect.errors import WorkerError, worker_error_of
 from marl_collect.rollout.env_calls import EnvCall
 
-TEAM = GroupDescription(
-    ("left", "right"), spaces.Box(-np.inf, np.inf, (3,), np.float64), spaces.Discrete(3)
-)
 ENVS, FRAMES = 4, 7
 
 
-class Windy(MultiAgentEnv):
-    """Robots that the wind moves in every step. Episodes begin on a height."""
+class Windy(EnvWrapper):
+    """Rewards are the wind."""
 
-    def __init__(self, length: int = 11, *, repeats: bool = True) -> None:
-        self.repeats, self.length = repeats, length
+    def __init__(self) -> None:
+        super().__init__(CountingEnv(deaths=False))
         self.wind = 0.0
-        self.height = 0
 
-    @property
-    def description(self) -> EnvDescription:
-        return EnvDescription("windy", {"team": TEAM}, repeats=self.repeats)
-
-    def bind(self, row: Any) -> None:
-        self.row, self.flags = row, Flags(row, self.description)
-
-    def reset_row(self, seed: int) -> None:
-        self.at = np.random.default_rng(seed).normal(size=2) + 100 * self.height
-        self.steps = 0
-        self.flags.clear()
-        self.row["team", "mask"].fill(True)
-        self.look()
-
-    def step_row(self) -> None:
-        self.at = self.at + self.row["team", "action"] - 1 + self.wind
-        self.steps += 1
-        self.row["team", "reward"][...] = self.wind
-        self.look()
-        if self.steps == self.length:
-            self.flags.end_all(terminated=False, truncated=True)
-
-    def look(self) -> None:
-        seen = self.row["team", "observation"]
-        seen[:, 0], seen[:, 1], seen[:, 2] = self.at, self.wind, self.height
+    def after_step(self) -> None:
+        self.row["prey", "reward"][...] = self.wind
 
     def set_wind(self, wind: float) -> float:
         before, self.wind = self.wind, wind
         return before
 
-    def set_height(self, *, height: int) -> int:
-        self.height = height
-        return os.getpid()
+    def process(self, *, plus: int) -> int:
+        return os.getpid() + plus
 
     def fail(self, wind: float) -> None:
         if self.wind == wind:
             raise OSError(f"no wind of {wind}")
 
 
-def lengths(first: int = 5) -> list[Callable[[], Windy]]:
-    return [partial(Windy, first + 3 * k) for k in range(ENVS)]
-
-
-def collector_of(kind: Any, factories: Any = None, **options: Any) -> Any:
-    factories = lengths() if factories is None else factories
-    return kind(
-        factories,
-        RandomPolicy(),
-        **{"frames_per_batch": ENVS * FRAMES, "seed": 3} | options,
-    )
+def collector_of(kind: Any, env: Any = Windy, **options: Any) -> Any:
+    factories = [env] * options.pop("environments", ENVS)
+    return kind(factories, **{"frames_per_batch": ENVS * FRAMES, "seed": 3} | options)
 
 
 def winds(batch: Any) -> Any:
-    return batch["team", "observation"][..., 0, 1]
+    return batch["next", "prey", "reward"][..., 0, 0]
 
 
 def test_results_are_in_the_order_of_the_environments() -> None:
@@ -100,8 +58,8 @@ def test_results_are_in_the_order_of_the_environments() -> None:
         for k in range(ENVS):
             collector.call_env("set_wind", float(k), environments=[k])
         assert collector.call_env("set_wind", 9) == [0.0, 1.0, 2.0, 3.0]
-        pids = collector.call_env("set_height", height=1)
-        assert pids == list(collector.worker_pids)
+        processes = collector.call_env("process", plus=1)
+        assert processes == [pid + 1 for pid in collector.worker_pids]
         assert collector.call_env("set_wind", 9, environments=[]) == []
 
 
@@ -117,7 +75,7 @@ def test_an_error_names_its_environment(kind: Any) -> None:
             cause = worker_error_of(error.value)
             assert isinstance(cause, WorkerError)
             assert cause.environment == 2
-        assert (winds(collector.next())[2, 1:] == 3).all()
+        assert (winds(collector.next())[2] == 3).all()
 
 
 @pytest.mark.parametrize(
@@ -147,8 +105,8 @@ def test_what_is_refused(
 
 
 def test_nor_does_the_batch_of_an_async_worker() -> None:
-    options = {"frames_per_batch": FRAMES, "num_workers": 2}
-    with collector_of(MultiAsyncCollector, Windy, **options) as collector:
+    options = {"frames_per_batch": FRAMES, "environments": 2}
+    with collector_of(MultiAsyncCollector, **options) as collector:
         seen: dict[int, list[Any]] = {0: [], 1: []}
         for _ in range(2):
             add(seen, collector.next())
@@ -161,7 +119,7 @@ def test_nor_does_the_batch_of_an_async_worker() -> None:
         still = [bool((batch == 0).all()) for batch in batches]
         changed = still.index(False)
         assert count <= changed <= count + 1
-        assert all((batch[:, 1:] == 1).all() for batch in batches[changed:])
+        assert all((batch == 1).all() for batch in batches[changed:])
 
 
 def add(seen: dict[int, list[Any]], batch: Any) -> None:
@@ -170,8 +128,6 @@ def add(seen: dict[int, list[Any]], batch: Any) -> None:
 
 
 class Greedy(Windy):
-    """Empties what it is given."""
-
     def take(self, levels: list[int]) -> int:
         taken = len(levels)
         levels.clear()
@@ -179,7 +135,7 @@ class Greedy(Windy):
 
 
 def test_environments_do_not_share_the_arguments_of_a_call() -> None:
-    with collector_of(Collector, [Greedy] * ENVS) as collector:
+    with collector_of(Collector, Greedy) as collector:
         assert collector.call_env("take", [1, 2, 3]) == [3] * ENVS
         collector.next()
         (worker,) = collector.state_dict()["workers"]
@@ -189,7 +145,7 @@ def test_environments_do_not_share_the_arguments_of_a_call() -> None:
 def test_an_argument_that_contains_itself_is_an_error() -> None:
     levels: list[Any] = [1, {}, {}]
     levels[1]["again"] = levels
-    with collector_of(Collector, [Greedy] * ENVS) as collector:
+    with collector_of(Collector, Greedy) as collector:
         with pytest.raises(ValueError, match="one is a list that contains itself"):
             collector.call_env("take", levels)
         twice = [[1], [2]]
@@ -197,8 +153,6 @@ def test_an_argument_that_contains_itself_is_an_error() -> None:
 
 
 class Opening(Windy):
-    """Its results cannot be sent."""
-
     def open(self, wind: float) -> Any:
         self.wind = wind
         return threading.Lock()
@@ -206,9 +160,8 @@ class Opening(Windy):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_call_whose_result_cannot_be_sent_is_made_again_by_a_replacement() -> None:
-    envs = [Opening] * ENVS
     options = {"on_worker_failure": "restart"}
-    with collector_of(MultiSyncCollector, envs, **options) as collector:
+    with collector_of(MultiSyncCollector, Opening, **options) as collector:
         with pytest.raises(TypeError, match="result is a lock, which cannot be sent"):
             collector.call_env("open", 1.5)
         collector.next()
@@ -259,7 +212,7 @@ def named_worlds() -> Any:
 
 def test_a_simulator_is_called_once_for_all_of_its_worlds() -> None:
     worlds = [named_worlds] * 2
-    with MultiSyncCollector(worlds, RandomPolicy(), frames_per_batch=12) as both:
+    with MultiSyncCollector(worlds, frames_per_batch=12) as both:
         assert both.call_env("name", "x") == ["x3", "x3"]
         assert both.call_env("name", "y", environments=[3, 4, 5]) == ["y3"]
         assert both.getattr_env("prefix") == [["x"], ["y"]]

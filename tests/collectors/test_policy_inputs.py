@@ -32,12 +32,12 @@ def overwrites(td: TensorDictBase) -> TensorDictBase:
     return acts(td)
 
 
-def begins_late(change: Callable[[TensorDictBase], Any]) -> Act:
+def begins_late(change: Callable[[TensorDictBase], Any], *, clones: bool) -> Act:
     calls = [0]
 
     def act(td: TensorDictBase) -> TensorDictBase:
         calls[0] += 1
-        acts(td)
+        td = acts(td.clone() if clones else td)
         if calls[0] > 6:
             change(td)
         return td
@@ -55,13 +55,18 @@ LATE: dict[str, tuple[Callable[[TensorDictBase], Any], str]] = {
         "hunter/action of shape",
     ),
     "missing": (lambda td: td.pop(ACTION), "did not write hunter/action"),
+    "flag in a clone": (
+        lambda td: td["done"].logical_not_(),
+        "changed its input done",
+    ),
 }
 
 
 @pytest.mark.parametrize("late", LATE)
 def test_changes_that_begin_later_are_noticed(late: str) -> None:
     change, message = LATE[late]
-    collector = Collector(counting, begins_late(change), frames_per_batch=FRAMES)
+    policy = begins_late(change, clones="clone" in late)
+    collector = Collector(counting, policy, frames_per_batch=FRAMES)
     with collector, pytest.raises(PolicyError, match=message):
         collector.next()
 

@@ -17,6 +17,7 @@ from tests_policies import level_policy
 from torch import nn
 from workloads.counting import CountingEnv
 
+from marl_collect import EnvWrapper
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 
 
@@ -27,22 +28,14 @@ def unrepeatable() -> CountingEnv:
     return env
 
 
-def drifting() -> CountingEnv:
+class Drifting(EnvWrapper):
     """Uses a generator that its seed does not determine."""
-    env = CountingEnv(deaths=False, min_length=30, max_length=40)
-    bind, step_row = env.bind, env.step_row
 
-    def bound(row: Any) -> None:
-        bind(row)
+    def __init__(self) -> None:
+        super().__init__(CountingEnv(deaths=False, min_length=30, max_length=40))
 
-        def step() -> None:
-            step_row()
-            row["prey", "observation"][:, 0] += np.random.default_rng().random()
-
-        env.step_row = step  # type: ignore[method-assign]
-
-    env.bind = bound  # type: ignore[method-assign]
-    return env
+    def after_step(self) -> None:
+        self.row["prey", "observation"][:, 0] += np.random.default_rng().random()
 
 
 def breaks(batches: list[TensorDict]) -> int:
@@ -242,10 +235,10 @@ LOOSE = {"frames_per_batch": 8, "max_frames_per_traj": None}
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
 def test_an_environment_whose_replay_differs_begins_a_new_episode(kind: Any) -> None:
-    with kind([drifting] * 2, None, **options(**LOOSE)) as first:
+    with kind([Drifting] * 2, None, **options(**LOOSE)) as first:
         batches = [first.next().clone() for _ in range(2)]
         state = through_disk(first.state_dict())
-    with kind([drifting] * 2, None, **options(**LOOSE)) as second:
+    with kind([Drifting] * 2, None, **options(**LOOSE)) as second:
         with pytest.warns(UserWarning, match=r"repeats=False") as record:
             second.load_state_dict(state)
         assert [w.filename for w in record] == [__file__]
@@ -258,7 +251,7 @@ def test_an_environment_whose_replay_differs_begins_a_new_episode(kind: Any) -> 
 
 def test_a_partial_reset_keeps_no_trajectory_whose_replay_differs() -> None:
     keywords = options(**LOOSE, prefetch=True)
-    with MultiSyncCollector([drifting] * 2, None, **keywords) as collector:
+    with MultiSyncCollector([Drifting] * 2, None, **keywords) as collector:
         batches = [collector.next().clone()]
         with pytest.warns(UserWarning, match="was replayed") as record:
             collector.reset([False, True])

@@ -1,12 +1,9 @@
 """The usable processors: affinity, control groups of both versions, and pinning."""
 
 import os
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.processes import SOON
 from support.scripts import run_python
 
 from marl_collect.parallel_env import cpus
@@ -104,57 +101,25 @@ def test_each_process_is_pinned_to_one_processor() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "obstacle", ["", "rationed time", "an affinity of the user", "a sandbox"]
+)
 def test_workers_are_pinned_if_each_processor_has_one(
-    monkeypatch: pytest.MonkeyPatch, workers: int
+    monkeypatch: pytest.MonkeyPatch, workers: int, obstacle: str
 ) -> None:
     allowed, chosen = frozenset({4, 5, 7}), list[set[int]]()
-    monkeypatch.setattr(cpus, "is_rationed", lambda: False)
+
+    def set_affinity(thread: int, cores: set[int]) -> None:
+        assert thread == 0, "another thread than this one is pinned"
+        if obstacle == "a sandbox":
+            raise PermissionError
+        chosen.append(cores)
+
+    monkeypatch.setattr(cpus, "is_rationed", lambda: obstacle == "rationed time")
     monkeypatch.setattr(cpus, "affinity", lambda: allowed)
-    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: chosen.append(cores))
-    results = [cpus.pin(worker, workers, allowed) for worker in range(workers)]
-    assert results == [workers == 3] * workers
-    assert chosen == ([{4}, {5}, {7}] if workers == 3 else [])
-
-
-def pinned(before: frozenset[int]) -> list[Any]:
-    """Return what `pin` says to the last of as many as processors, and its outcome."""
-    allowed = os.sched_getaffinity(0)
-    results: list[Any] = []
-
-    def look() -> None:
-        is_pinned = cpus.pin(len(allowed) - 1, len(allowed), before)
-        results.extend([is_pinned, os.sched_getaffinity(0)])
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join(SOON)
-    assert os.sched_getaffinity(0) == allowed, "more than the thread is pinned"
-    return results
-
-
-@pytest.mark.parametrize("rationed", [False, True])
-def test_a_thread_is_pinned_unless_processor_time_is_limited(
-    monkeypatch: pytest.MonkeyPatch, rationed: bool
-) -> None:
-    monkeypatch.setattr(cpus, "is_rationed", lambda: rationed)
-    allowed = cpus.affinity()
-    cores = {max(allowed)} if len(allowed) > 1 and not rationed else allowed
-    assert pinned(allowed) == [cores != allowed, cores]
-
-
-def test_an_affinity_set_by_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpus, "is_rationed", lambda: False)
-    allowed = cpus.affinity()
-    assert pinned(allowed | {max(allowed) + 1}) == [False, allowed]
-
-
-def test_a_sandbox_that_forbids_pinning_is_no_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def forbidden(*_: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(cpus, "is_rationed", lambda: False)
-    monkeypatch.setattr(os, "sched_setaffinity", forbidden)
-    allowed = cpus.affinity()
-    assert pinned(allowed) == [False, allowed]
+    monkeypatch.setattr(os, "sched_setaffinity", set_affinity)
+    before = allowed | {8} if obstacle == "an affinity of the user" else allowed
+    results = [cpus.pin(worker, workers, before) for worker in range(workers)]
+    are_pinned = workers == 3 and not obstacle
+    assert results == [are_pinned] * workers
+    assert chosen == ([{4}, {5}, {7}] if are_pinned else [])

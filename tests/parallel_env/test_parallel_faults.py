@@ -28,7 +28,6 @@ def pids_of(env: ParallelEnv) -> tuple[int, ...]:
 
 
 def pending(env: ParallelEnv) -> list[int]:
-    """Return the processes that have not finished the last command."""
     engine: Any = env.engine()
     processes: list[int] = engine._processes.signals.pending(0)
     return processes

@@ -36,22 +36,6 @@ def test_the_flags_fit_into_their_memory(processes: int, groups: int) -> None:
     assert signals._end <= Signals.nbytes(*sizes)
 
 
-def test_a_command_is_pending_for_its_processes_until_they_finish() -> None:
-    trainer, worker = both_ends()
-    trainer.command(1, EnvOperation.RESET_CHOSEN, [0, 2])
-    assert worker.pending_command(0, 0) is None
-    assert worker.pending_command(1, 1) is None
-    number = pending(worker, 1, 0)
-    assert operation_of(number) == EnvOperation.RESET_CHOSEN
-    assert trainer.pending(1) == [0, 2]
-    worker.finish(1, 0, number)
-    assert worker.pending_command(1, 0) is None
-    assert not trainer.done(1)
-    assert trainer.done(0)
-    worker.finish(1, 2, number)
-    assert trainer.done(1)
-
-
 def test_a_command_wakes_only_its_processes() -> None:
     trainer, worker = both_ends()
     trainer.command(0, EnvOperation.STEP, [1])
@@ -83,16 +67,20 @@ def test_the_end_is_noticed_after_an_interrupted_wait() -> None:
     assert trainer.sleep(0, 0.0)
 
 
-def test_numbers_wrap_around() -> None:
+def test_commands_are_pending_until_they_are_finished_and_numbers_wrap_around() -> None:
     trainer, worker = both_ends()
     trainer._number = 2**30 - 2
     for _ in range(3):
-        trainer.command(0, EnvOperation.RESET_CHOSEN, range(3))
+        trainer.command(1, EnvOperation.RESET_CHOSEN, range(3))
+        assert worker.pending_command(0, 1) is None
         for process in range(3):
-            number = pending(worker, 0, process)
+            assert trainer.pending(1) == [*range(process, 3)]
+            assert not trainer.done(1)
+            number = pending(worker, 1, process)
             assert operation_of(number) == EnvOperation.RESET_CHOSEN
-            worker.finish(0, process, number)
-        assert trainer.done(0)
+            worker.finish(1, process, number)
+            assert worker.pending_command(1, process) is None
+        assert trainer.done(1)
     assert trainer._number == 1
 
 

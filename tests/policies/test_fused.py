@@ -12,7 +12,6 @@ from pure_modules import Computes
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import (
     InteractionType,
-    NormalParamExtractor,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
@@ -21,7 +20,7 @@ from tensordict.nn import (
     set_interaction_type,
 )
 from torch import nn
-from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.distributions import Categorical
 from workloads.counting import CountingEnv
 
 from marl_collect.collectors import Collector
@@ -270,45 +269,6 @@ def categorical(net: nn.Module, **options: Any) -> TensorDictSequential:
             **options,
         ),
     )
-
-
-def test_distributions_of_torch_draw_from_its_generator_as_the_module_does() -> None:
-    def normal(loc: torch.Tensor, scale: torch.Tensor) -> Distribution:
-        return Independent(Normal(loc, scale), 1)
-
-    normal.pure_forward = True  # type: ignore[attr-defined]
-    keys = [("agents", "loc"), ("agents", "scale")]
-    net = nn.Sequential(nn.Linear(5, 4), NormalParamExtractor())
-    policy = ProbabilisticTensorDictSequential(
-        TensorDictModule(net, [("agents", "observation")], keys),
-        ProbabilisticTensorDictModule(
-            keys, [("agents", "action")], distribution_class=normal
-        ),
-    )
-    description = environment("normal")
-    first = check_equal(pair(policy, description), seed=3)
-    other = check_equal(pair(policy, description), seed=4)
-    assert (first[0]["agents", "action"] != other[0]["agents", "action"]).any()
-    check_equal(pair(categorical(nn.Linear(5, 4)), environment()))
-
-
-def test_weights_may_change_in_any_way_between_slots() -> None:
-    description = environment("tanh_normal")
-    policy = make_policy(description, num_cells=(6,))
-    acting = pair(policy, description)
-    before = check_equal(acting)[0]["agents", "loc"]
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(0.1)
-    in_place = check_equal(acting)[0]["agents", "loc"]
-    assert (in_place != before).any()
-    for parameter in policy.parameters():
-        parameter.data = parameter.data * 2
-    replaced = check_equal(acting)[0]["agents", "loc"]
-    assert (replaced != in_place).any()
-    other = make_policy(description, num_cells=(6,))
-    policy.load_state_dict(other.state_dict(), assign=True)
-    assert (check_equal(acting)[0]["agents", "loc"] != replaced).any()
 
 
 def test_a_mask_without_legal_actions_raises_the_module_s_error() -> None:

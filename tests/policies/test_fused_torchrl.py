@@ -2,10 +2,13 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from tensordict import TensorDict
 from tensordict.nn import (
     InteractionType,
@@ -16,9 +19,15 @@ from tensordict.nn import (
 )
 from tensordict.nn.distributions import OneHotCategorical
 from torch import nn
-from torchrl_envs import ACTION, OBSERVATION, Noughts, discrete, one_hot
 
-from marl_collect import Collector, MultiSyncCollector
+from marl_collect import (
+    BatchedEnv,
+    Collector,
+    EnvDescription,
+    GroupDescription,
+    MultiSyncCollector,
+    Step,
+)
 from marl_collect.policies.fused import runner as fused_runner
 from marl_collect.policies.fused.elementary import without_branches
 from marl_collect.weights.state import ModuleState
@@ -42,8 +51,42 @@ from torchrl.modules import (
 )
 from torchrl.modules import distributions as theirs
 
+OBSERVATION, ACTION = ("a", "observation"), ("a", "action")
 VALUES = ("a", "action_value")
 RANDOM = InteractionType.RANDOM
+
+
+NUMBERS: Any = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+WORLDS = 3
+
+
+class Noughts(BatchedEnv):
+    """Episodes of ten frames, in which two agents see random numbers."""
+
+    def __init__(self, action: Any = NUMBERS, **options: Any) -> None:
+        group = GroupDescription(("a_0", "a_1"), NUMBERS, action, **options)
+        description = EnvDescription(
+            "noughts", {"a": group}, root={"sight": NUMBERS}, time_limit=10
+        )
+        super().__init__(description, WORLDS)
+
+    def begin(self, which: Any, seeds: Any) -> Any:
+        assert which is None or which.all()
+        self.random = np.random.default_rng(seeds)
+        return self.look()
+
+    def advance(self, actions: Any) -> Step:
+        del actions
+        over = np.zeros(WORLDS, np.bool_)
+        return Step(self.look(), {"a": np.zeros((WORLDS, 2))}, over)
+
+    def look(self) -> Any:
+        seen = self.random.standard_normal((WORLDS, 2, 3), np.float32)
+        return {"a": seen, "sight": seen[:, 0]}
+
+
+discrete = partial(Noughts, spaces.Discrete(4))
+one_hot = partial(discrete, categorical_actions=False)
 
 
 def box(high: float = 1.0) -> Composite:
@@ -265,14 +308,14 @@ def environment(name: str) -> Any:
 def collect(
     name: str, *, interaction_type: Any = RANDOM, fused: bool | None = True
 ) -> TensorDict:
-    """Return two batches of three environments, on the given path; None for any."""
+    """Return two batches, on the given path; None for any."""
     torch.manual_seed(0)
     policy = POLICIES[name]()
     torch.manual_seed(1)
     with Collector(
-        [environment(name)] * 3,
+        environment(name),
         policy,
-        frames_per_batch=3 * 14,
+        frames_per_batch=WORLDS * 14,
         seed=0,
         exploration_type=interaction_type,
     ) as collector:
@@ -354,6 +397,6 @@ def test_calls_of_a_network_of_torchrl_change_no_setting(share_params: bool) -> 
 def test_torchrls_random_policy_takes_random_actions(kind: Any) -> None:
     batches = []
     for policy in (RandomPolicy(choices()), None):
-        with kind(discrete, policy, frames_per_batch=20, seed=0) as collector:
+        with kind(discrete, policy, frames_per_batch=21, seed=0) as collector:
             batches.append(collector.next())
     assert (batches[0] == batches[1]).all()

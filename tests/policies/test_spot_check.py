@@ -185,13 +185,8 @@ def test_recordings_must_pay(change: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(RecordingBudget, "record", priced)
     net = Levels()
-    policy = TensorDictModule(
-        net,
-        in_keys=[("prey", "observation")],
-        out_keys=[("prey", "action"), ("hunter", "action")],
-    )
     for frames, pays in ((8, False), (32, True)):
-        with Collector(CountingEnv, policy, frames_per_batch=frames) as collector:
+        with Collector(CountingEnv, acting(net), frames_per_batch=frames) as collector:
 
             def explains(collector: Any = collector) -> str:
                 """Collect a batch, check it, and return how the policy acted."""
@@ -250,8 +245,7 @@ def test_a_class_sent_by_value_keeps_what_it_declares_again() -> None:
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return super().forward(x)
 
-    keys = [("prey", "action"), ("hunter", "action")]
-    policy = TensorDictModule(Again(), [("prey", "observation")], keys)
+    policy = acting(Again())
     with MultiSyncCollector([CountingEnv], policy, frames_per_batch=9) as collector:
         collector.next()
         (text,) = collector.explain()

@@ -11,7 +11,6 @@ from torch.optim.swa_utils import AveragedModel
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiSyncCollector
-from marl_collect.errors import PolicyError
 
 
 def hunters() -> CountingEnv:
@@ -27,17 +26,6 @@ class Plain(nn.Module):
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         return self.level.long().expand(observation.shape[:-1])
-
-
-@pytest.mark.processes
-def test_module_whose_argument_is_an_observation_is_wrapped() -> None:
-    module = Plain()
-    with MultiSyncCollector(hunters, module, frames_per_batch=6) as collector:
-        assert (collector.next()["hunter", "action"] == 1).all()
-        with torch.no_grad():
-            module.level.fill_(2)
-        collector.update_policy_weights_(module)
-        assert (collector.next()["hunter", "action"] == 2).all()
 
 
 def test_further_results_of_a_module_have_the_names_of_torchrl() -> None:
@@ -108,35 +96,6 @@ def test_a_trusted_callable_is_not_checked() -> None:
 def test_a_module_in_place_of_a_factory_is_refused() -> None:
     with pytest.raises(TypeError, match="pass it as policy"):
         MultiSyncCollector(hunters, policy_factory=Plain(), frames_per_batch=6)
-
-
-def write(td: TensorDictBase) -> TensorDictBase:
-    observation = td["prey", "observation"]
-    td["prey", "action"] = observation[..., :2] / 8
-    td["hunter", "action"] = td["hunter", "observation"][..., 0].long() % 4
-    return td
-
-
-class Breaks:
-    """Returns a clone with a changed entry after some calls."""
-
-    def __init__(self, key: Any) -> None:
-        self.key, self.calls = key, 0
-
-    def __call__(self, td: TensorDictBase) -> TensorDictBase:
-        self.calls += 1
-        td = write(td.clone())
-        if self.calls > 4:
-            td[self.key] = ~td[self.key]
-        return td
-
-
-def test_a_clone_with_another_flag_is_refused() -> None:
-    with (
-        Collector(CountingEnv, Breaks("done"), frames_per_batch=40) as collector,
-        pytest.raises(PolicyError, match="changed its input done"),
-    ):
-        collector.next()
 
 
 class Remembers(nn.Module):

@@ -10,8 +10,6 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from marl_collect import Collector
-from marl_collect.core.batched import BatchedEnv, Step
-from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.envs.agent_lists import AgentLists
 from marl_collect.envs.gymnasium_vector import GymnasiumVectorEnv
@@ -56,38 +54,6 @@ def test_set_task_is_found_below_wrappers_of_gymnasium(wrappers: int) -> None:
     assert (batch["agent", "observation"] == 5).all()
 
 
-class Renewing(BatchedEnv):
-    """Worlds that the simulator resets itself, and which see their tasks."""
-
-    def __init__(self) -> None:
-        group = GroupDescription(
-            ("a_0",), spaces.Box(-np.inf, np.inf, (1,)), spaces.Discrete(2)
-        )
-        super().__init__(EnvDescription("renewing", {"a": group}, repeats=False), 2)
-        self.tasks, self.told = np.full((2, 1, 1), -1.0), np.full((2, 1, 1), -1.0)
-        self.time = 0
-
-    def set_task(self, world: int, task: Any) -> None:
-        self.told[world] = task["number"]
-
-    def begin(self, which: Any, seeds: Any) -> Any:
-        del seeds
-        which = slice(None) if which is None else which
-        self.tasks[which] = self.told[which]
-        return {"a": self.tasks.astype(np.float32)}
-
-    def advance(self, actions: Any) -> Step:
-        del actions
-        self.time += 1
-        over = np.array([self.time % 2 == 0, self.time % 3 == 0])
-        last = {"a": self.tasks.astype(np.float32)}
-        self.tasks[over] = self.told[over]
-        rewards = {"a": np.zeros((2, 1), np.float32)}
-        return Step(
-            last, rewards, over, None, first={"a": self.tasks.astype(np.float32)}
-        )
-
-
 class Numbers(gym.Env[Any, Any]):
     """One agent, who sees the task, for three frames."""
 
@@ -113,8 +79,7 @@ def gymnasium(mode: AutoresetMode, *, seeds: bool) -> GymnasiumVectorEnv:
 @pytest.mark.parametrize(
     "make",
     [
-        Renewing,
-        lambda: EnvWrapper(Renewing()),
+        lambda: EnvWrapper(gymnasium(AutoresetMode.SAME_STEP, seeds=False)),
         *(
             partial(gymnasium, mode, seeds=seeds)
             for mode in AutoresetMode
