@@ -145,7 +145,7 @@ def test_a_family_without_its_library_says_how_to_install_it(
 def test_libraries_that_are_imported_late_are_named_with_their_extra(
     name: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    skip_without(library, f"needs the extra {extra}")
+    skip_without(library, f"needs {extra}")
     environment = getattr(importlib.import_module("marl_collect.envs"), name)
     for imported in [module for module in sys.modules if module.startswith(library)]:
         monkeypatch.delitem(sys.modules, imported)
