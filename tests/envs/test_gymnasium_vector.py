@@ -16,6 +16,7 @@ from support.torch_worlds import random_batch
 
 from marl_collect import Collector, RandomPolicy, check_env
 from marl_collect.core.batched import inner_value
+from marl_collect.core.description import leaf_spaces
 from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import GymnasiumVectorEnv
 
@@ -106,19 +107,6 @@ def batch_of(factory: Any, **options: Any) -> Any:
     return random_batch(factory, WORLDS * FRAMES, seed=SEED, **options)
 
 
-def leaves(space: Any, path: tuple[str, ...] = ()) -> Any:
-    """Yield the path of every leaf of a space."""
-    if isinstance(space, spaces.Dict):
-        inner: Any = space.spaces.items()
-    elif isinstance(space, spaces.Tuple):
-        inner = [(str(i), part) for i, part in enumerate(space.spaces)]
-    else:
-        yield path
-        return
-    for name, part in inner:
-        yield from leaves(part, (*path, name))
-
-
 def expect_separate(batch: Any, env: Any) -> int:
     """Play every episode of the batch in an environment of its own; count the ends."""
     ends = 0
@@ -149,7 +137,7 @@ def expect_separate(batch: Any, env: Any) -> int:
 
 
 def expect_seen(frame: Any, seen: Any, space: Any) -> None:
-    for path in leaves(space):
+    for path, _ in leaf_spaces(space, ()):
         stored = frame["agent", "observation", *path][0].numpy()
         expected = np.asarray(inner_value(seen, path))
         np.testing.assert_array_equal(stored, expected, str(path))

@@ -110,7 +110,7 @@ class Checked:
 
 
 def arrays_of(value: Any, space: Any, key: tuple[str, ...]) -> Iterator[Any]:
-    """Yield key and array of each leaf of a value."""
+    """Yield key and array of each leaf of a value, and where its space starts."""
     if isinstance(space, spaces.Dict):
         for name, part in space.spaces.items():
             yield from arrays_of(value[name], part, (*key, str(name)))
@@ -118,19 +118,7 @@ def arrays_of(value: Any, space: Any, key: tuple[str, ...]) -> Iterator[Any]:
         for index, part in enumerate(space.spaces):
             yield from arrays_of(value[index], part, (*key, str(index)))
     else:
-        yield key, np.asarray(value)
-
-
-def starts_of(space: Any) -> Iterator[Any]:
-    """Yield the smallest number of each leaf of a space of actions."""
-    if isinstance(space, spaces.Dict):
-        for part in space.spaces.values():
-            yield from starts_of(part)
-    elif isinstance(space, spaces.Tuple):
-        for part in space.spaces:
-            yield from starts_of(part)
-    else:
-        yield getattr(space, "start", 0)
+        yield key, np.asarray(value), getattr(space, "start", 0)
 
 
 def collect(env: Checked, policy: Any) -> None:
@@ -141,14 +129,13 @@ def collect(env: Checked, policy: Any) -> None:
         for where, frame in (((), step), (("next",), step + 1)):
             for row, shown in enumerate(env.shown[frame]):
                 key = (*where, "agent", "observation")
-                for leaf, array in arrays_of(shown, env.observed, key):
+                for leaf, array, _ in arrays_of(shown, env.observed, key):
                     stored = batch[leaf][step, row].numpy()
                     assert np.array_equal(stored, array), leaf
                     assert stored.dtype == array.dtype, leaf
     # What the environment got does not change later.
     for (step, row), action in env.received.items():
-        taken = arrays_of(action, env.acted, ("agent", "action"))
-        for (leaf, array), first in zip(taken, starts_of(env.acted), strict=True):
+        for leaf, array, first in arrays_of(action, env.acted, ("agent", "action")):
             stored = batch[leaf][step, row].numpy()
             assert np.array_equal(stored, array - first), leaf
     assert len(env.received) == 2 * STEPS
@@ -164,7 +151,7 @@ def test_observations(space: Any, seed: int) -> None:
     env = Checked(space, spaces.Discrete(3), seed)
     collect(env, RandomPolicy())
     arrays = arrays_of(env.shown[0][0], space, ())
-    if any(array.size for _, array in arrays):
+    if any(array.size for _, array, _ in arrays):
         collect(env, make_policy(env.wrapped(), num_cells=(4,)))
         make_critic(env.wrapped(), num_cells=(4,))
         return
