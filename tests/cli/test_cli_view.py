@@ -100,6 +100,10 @@ def test_an_episode_has_what_each_agent_did(data: Path, viewer: Episodes) -> Non
         assert len(lines["values"][0]) == answer["length"] == len(frames)
         action = frames[group, "action"][:, row].reshape(len(frames), -1)[:, 0]
         assert lines["values"][0] == pytest.approx(action.tolist(), rel=1e-6)
+    for agent, later in zip(
+        answer["agents"], viewer.episode(1, 2)["agents"], strict=True
+    ):
+        assert all(later[name] == agent[name][2:] for name in ("reward", "return"))
 
 
 def test_an_agent_that_dies_is_marked_with_its_last_frame(tmp_path: Path) -> None:

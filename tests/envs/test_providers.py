@@ -99,8 +99,12 @@ def test_own_factories_get_their_render_mode(monkeypatch: pytest.MonkeyPatch) ->
     module: Any = ModuleType("own_tasks")
     module.make = lambda render_mode=None: render_mode
     monkeypatch.setitem(sys.modules, "own_tasks", module)
-    for pictures, keywords in [(True, {"render_mode": "rgb_array"}), (False, {})]:
-        factory: Any = tasks.find_factory("own_tasks:make", {}, pictures=pictures)
+    users = {"render_mode": "human"}
+    for pictures, given, keywords in [
+        *((True, {}, {"render_mode": "rgb_array"}), (False, {}, {})),
+        (True, users, users),
+    ]:
+        factory: Any = tasks.find_factory("own_tasks:make", given, pictures=pictures)
         assert factory.keywords == keywords
 
 

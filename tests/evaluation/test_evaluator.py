@@ -163,6 +163,8 @@ def test_an_evaluation_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -
         evaluate(None, [CountingEnv, endless], episodes=2)
     evaluation = evaluate(None, endless, episodes=1, max_frames_per_traj=700)
     assert evaluation.lengths == [700]
+    finite = partial(endless, min_length=200, max_length=200)
+    assert evaluate(None, finite, episodes=4).lengths == [200] * 4
 
 
 def test_options_about_batches_are_refused() -> None:

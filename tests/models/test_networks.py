@@ -57,6 +57,15 @@ def test_one_agent_is_reset_without_the_others() -> None:
     assert not torch.equal(after[0], after[2])
 
 
+@pytest.mark.parametrize("share_params", [False, True])
+def test_a_single_network_shares_buffers_too(share_params: bool) -> None:
+    norm: Any = {"norm_class": nn.BatchNorm1d, "norm_kwargs": {"num_features": 8}}
+    net = network(centralised=False, share_params=share_params, **norm)
+    for buffer in net.get_stateful_net(1).buffers():
+        buffer.fill_(7)
+    assert all((buffer == 7).any() for buffer in net.buffers())
+
+
 def test_a_single_network_of_another_shape_is_an_error() -> None:
     net = network(centralised=False, share_params=False)
     with pytest.raises(ValueError, match=r"Missing: \['2.bias', '2.weight'"):

@@ -415,6 +415,25 @@ def test_a_policy_is_called_under_autocast() -> None:
     check_equal(acting)
 
 
+class Bytes(nn.Module):
+    """Multiplies by the number of bytes of the default dtype."""
+
+    pure_forward = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (torch.finfo(torch.get_default_dtype()).bits // 8)
+
+
+def test_a_policy_is_recorded_for_each_default_dtype() -> None:
+    acting = pair(categorical(nn.Sequential(nn.Linear(5, 4), Bytes())), environment())
+    try:
+        for dtype in 3 * (torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            check_equal(acting)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_recording_changes_neither_memory_nor_torch_generator() -> None:
     description = environment("masked")
     policy = make_policy(description)

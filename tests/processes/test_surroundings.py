@@ -219,6 +219,15 @@ def test_workers_start_in_a_deleted_working_directory(run_lines: RunLines) -> No
     assert run_lines(body) == ["1"]
 
 
+def test_workers_have_the_options_of_the_trainer_s_python(run_lines: RunLines) -> None:
+    body = """
+        with pool(0) as workers:
+            flags = lambda *_: (sys.flags.optimize, sys.warnoptions)
+            tell(ask(workers, flags))
+        """
+    assert run_lines(body, 'exec "$1" -OO -W once "$2"') == ["(2, ['once'])"]
+
+
 def test_a_path_that_is_longer_than_an_argument_may_be_reaches_all_processes(
     run_lines: RunLines,
 ) -> None:
