@@ -206,7 +206,8 @@ class ModuleState:
         if type(value) in _CONSTANT or id(value) in self._numbers:
             return True
         if isinstance(value, types.FunctionType):
-            return not (value.__closure__ or value.__defaults__ or vars(value))
+            defaults = value.__defaults__ or value.__kwdefaults__
+            return not (value.__closure__ or defaults or vars(value))
         if isinstance(value, type | enum.Enum | types.BuiltinFunctionType):
             return True
         inner = self._inside(value)

@@ -246,10 +246,12 @@ def test_environment_errors_are_reported_and_batches_kept(tmp_path: Path) -> Non
 def test_a_checkpoint_of_the_mlp_is_used_and_recorded(tmp_path: Path) -> None:
     description = CountingEnv().description
     torch.save(make_policy(description).state_dict(), tmp_path / "weights.pt")
-    options = [COUNTING, "--frames", "20", "--out", "d", "--quiet"]
-    result = collect_here(tmp_path, *options, "--policy", "weights.pt")
+    options = [COUNTING, "--frames", "20", "--frames-per-batch", "900", "--quiet"]
+    result = collect_here(tmp_path, *options, "--out", "d", "--policy", "weights.pt")
     assert result.exit_code == 0, result.stderr
-    (run,) = open_dataset(tmp_path / "d").runs
+    dataset = open_dataset(tmp_path / "d")
+    assert 20 <= len(dataset) < 100
+    (run,) = dataset.runs
     assert run.policy["checkpoint"] == str(tmp_path / "weights.pt")
 
 

@@ -69,6 +69,9 @@ REFUSED = {
     f"compare {COUNTING} --set ppo.learning_rate=1": "Did you mean ppo.lr?",
     f"compare {COUNTING} --set ppo.epochs=0": "ppo.epochs must be an integer",
     f"compare {COUNTING} --set initial=nowhere": "nowhere is neither",
+    f"compare {COUNTING} --setup=ippo-local-own --frames 40 --set value.tau=0.5": (
+        "The setting value.tau has no effect on ippo-local-own"
+    ),
     f"compare {COUNTING} --set lr": "--set lr must be KEY=VALUE",
     f"compare {COUNTING} --resume": "--resume needs --out",
     f"compare {COUNTING} --preset epymar": "Did you mean epymarl?",

@@ -81,6 +81,10 @@ def closure(level: float) -> Callable[[], float]:
     return lambda: level
 
 
+def defaults(items: list[float]) -> list[Any]:
+    return [lambda items=items: items, lambda *, items=items: items]
+
+
 class Net(nn.Module):
     """Has attributes of every kind."""
 
@@ -105,6 +109,8 @@ class Net(nn.Module):
         self.hidden = [nn.Linear(2, 2)]
         self.function = partial(scaled, factor=[1.0])
         self.closure = closure(1.0)
+        self.default = defaults([1.0])[0]
+        self.keyword = defaults([1.0])[1]
         self.register_buffer("graph", torch.tensor([0.0, 1.0]).to_sparse())
 
 
@@ -146,6 +152,8 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "a variable around a function": lambda net: net.closure.__closure__[0].__setattr__(
         "cell_contents", 2.0
     ),
+    "a default of a function": lambda net: net.default().append(2.0),
+    "a default of a keyword": lambda net: net.keyword().append(2.0),
     "another function": setter("closure", value=lambda: 1.0),
     "an attribute of a function": lambda net: setattr(net.closure, "level", 1.0),
     "an attribute of a class": lambda net: setattr(Net, "factor", 3.0),
