@@ -217,12 +217,17 @@ def test_a_reset_that_lists_nobody_is_an_error(absent: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["agent0", "__all__"])  # The latter is RLlib's.
-def test_check_env_finds_a_flag_of_no_agent_in_the_first_step(name: str) -> None:
+def test_check_env_finds_a_flag_of_no_agent_before_it_is_true(name: str) -> None:
     def factory() -> PettingZooWrapper:
         raw = ScriptedEnv()
         spoil = lambda results: results[2].update({name: raw.steps == 4})  # noqa: E731
         return PettingZooWrapper(altered(raw, step=spoil))
 
+    env = BoundEnv(factory())
+    for _ in range(3):
+        env.step()
+    with pytest.raises(ValueError, match=f"a termination of '{name}', which is not"):
+        env.step()
     with pytest.raises(ContractError, match=r"Step 1 of .*dict.fromkeys.self.agents"):
         check_env(factory)
 

@@ -202,26 +202,37 @@ def test_actions_beyond_a_box_are_clipped_and_large_ones_are_kept(dtype: Any) ->
     assert env.env.env.received[0]["agent_1"].tolist() == [60000, 1]
 
 
-FIRST = [1, 0, 0, 0, 0]
+FIRST, FROM_FIVE = [1, 0, 0, 0, 0], spaces.MultiDiscrete([3, 4], start=[5, 5])
 
 
 @pytest.mark.parametrize(
     ("space", "legal", "wrong", "words"),
     [
-        *[(spaces.Discrete(5), 0, wrong, "expected an int") for wrong in (-1, 5)],
+        (spaces.Discrete(5), 0, -1, "The action -1 of IN: .*from 0 to 4"),
+        (spaces.Discrete(5), 0, 5, "The action 5 of IN: .*from 0 to 4"),
         *[
-            (None, FIRST, wrong, "is not one-hot")
+            (None, FIRST, wrong, "IN is not one-hot")
             for wrong in ([0] * 5, [0, 2, 0, 0, 0], [1, 0, 1, 0, 0], [0, 1, 1, -1, 0])
         ],
         *[
-            (spaces.MultiDiscrete([3, 4]), [0, 0], wrong, "expected int")
+            (spaces.MultiDiscrete([3, 4]), [0, 0], wrong, "IN: expected int")
             for wrong in ([0, 4], [3, 0], [-1, 0])
         ],
-        (spaces.MultiDiscrete([3, 4], start=[5, 5]), [0, 0], [0, 4], "expected int"),
-        (spaces.MultiBinary(2), [0, 0], [2, 0], "expected int"),
-        (spaces.MultiBinary(2), [0, 0], [0, -1], "expected int"),
+        (
+            spaces.MultiDiscrete([3, 4], start=[5, 5]),
+            [0, 0],
+            [0, 4],
+            "IN: expected int",
+        ),
+        (spaces.MultiBinary(2), [0, 0], [2, 0], "IN: expected int"),
+        (spaces.MultiBinary(2), [0, 0], [0, -1], "IN: expected int"),
         *[
-            (spaces.Box(-np.inf, np.inf, (2,), dtype), [0, 0], [0, np.nan], "no NaN")
+            (
+                spaces.Box(-np.inf, np.inf, (2,), dtype),
+                [0, 0],
+                [0, np.nan],
+                "IN: .*no NaN",
+            )
             for dtype in (np.float16, np.float32)
         ],
     ],
@@ -235,7 +246,8 @@ def test_an_impossible_action_is_an_error_only_of_an_agent_that_acts(
     options = {"categorical_actions": space is not None, "done_on_any": False}
     env = scripted(script, **options)
     env.step(agent=[legal] * 3)
-    with pytest.raises(ValueError, match=f"agent_1 in agent/action.*{words}"):
+    words = words.replace("IN", "agent agent_1 in agent/action")
+    with pytest.raises(ValueError, match=words):
         env.step(agent=[legal, wrong, legal])
     assert len(env.env.env.received) == 1
     env.step(agent=[legal, legal, wrong])  # agent_2 is dead

@@ -41,19 +41,21 @@ def half_masked(i: int, step: int, action: Any) -> Any:
 
 
 def shown(value: Any, words: str, observation: Any = None, **keywords: Any) -> Case:
+    """Every observation is ``value``."""
     space = {} if observation is None else {"observation": observation}
     return Script(observe=lambda *_: value, **space), keywords, words
 
 
 def informed(info: Any, words: str, action: Any = PAIR, **keywords: Any) -> Case:
+    """Every info is ``info``."""
     return Script(action=action, info=lambda *_: info), keywords, words
 
 
-def kept(words: str, **keywords: Any) -> Case:
+def plain(words: str, **keywords: Any) -> Case:
     return Script(), keywords, words
 
 
-def unfit(*masks: Any) -> list[Case]:
+def with_masks(*masks: Any) -> list[Case]:
     words, five = "action_mask in info of agent agent_0", spaces.Discrete(5)
     return [informed({"action_mask": mask}, words, five) for mask in masks]
 
@@ -74,27 +76,27 @@ VALUES: list[Case] = [
         Script(2, observation=HALF_MASKED, observe=half_masked),
         *(IN_ONE, "an action mask in its observation.*no mask"),
     ),
-    kept("must be one of .* but is 'infos'", action_mask="infos"),
-    kept("needs Dict observation spaces", action_mask="observation"),
+    plain("must be one of .* but is 'infos'", action_mask="infos"),
+    plain("needs Dict observation spaces", action_mask="observation"),
     informed({}, "needs Discrete action spaces", action_mask="info"),
     informed({"action_mask": np.ones(4)}, "Only Discrete actions can be masked"),
     (
         Script(action=PAIR, observation=MASKED, observe=masked),
         *({}, "only Discrete actions can be masked.*action_mask=None"),
     ),
-    *unfit(np.ones(4), np.full(5, 2), "yes"),
+    *with_masks(np.ones(4), np.full(5, 2), "yes"),
     (Script(observation=UNLIKE), IN_ONE, "agent_0.*group_map="),
     (Script(action=UNEQUAL), {"group_map": {"x": Script().agents}}, "in Discrete.2"),
-    kept("must be one of .*'one_group_per_agent'", group_map="agents"),
-    kept("time_limit must be at least 1, but is 0", time_limit=0),
-    kept("absent must be 'dead' or 'waiting', but is", absent="asleep"),
-    kept("storing_device='cuda:0'", device="cuda:0"),
+    plain("must be one of .*'one_group_per_agent'", group_map="agents"),
+    plain("time_limit must be at least 1, but is 0", time_limit=0),
+    plain("absent must be 'dead' or 'waiting', but is", absent="asleep"),
+    plain("storing_device='cuda:0'", device="cuda:0"),
 ]
 TYPES: list[Case] = [
     shown(ZEROS, "which torch does not have", LONG),
     informed({"no": "hi"}, "'no' of agent agent_0.*'hi'", info_keys=["no"]),
-    kept("must be a mapping from group to agents", group_map=["agent_0"]),
-    kept("must be a mapping from group to agents", group_map=3),
+    plain("must be a mapping from group to agents", group_map=["agent_0"]),
+    plain("must be a mapping from group to agents", group_map=3),
 ]
 
 
@@ -109,6 +111,11 @@ def test_what_does_not_fit_is_refused_before_the_first_step(
     script, keywords, words = case
     with pytest.raises(error, match=re.compile(words, re.DOTALL)):
         BoundEnv(PettingZooWrapper(kind(script), **keywords))
+
+
+def test_agents_with_and_without_a_mask_get_different_groups() -> None:
+    script = Script(2, observation=HALF_MASKED, observe=half_masked)
+    assert len(PettingZooWrapper(ScriptedEnv(script)).group_map) == 2
 
 
 def test_waiting_needs_a_mask() -> None:
@@ -221,6 +228,14 @@ def test_wrong_results_of_a_step_are_named(change: Any, words: str) -> None:
     raw = altered(ScriptedEnv(script), step=change)
     env = BoundEnv(PettingZooWrapper(raw))
     with pytest.raises((TypeError, ValueError), match=words):
+        env.step()
+
+
+def test_a_step_that_returns_nothing_is_named() -> None:
+    raw = ScriptedEnv()
+    env = BoundEnv(PettingZooWrapper(raw))
+    raw.step = lambda _: None  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(TypeError, match="scripted_v0: step.. must return five mapping"):
         env.step()
 
 
