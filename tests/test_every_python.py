@@ -45,14 +45,8 @@ class Build:
 
 PIDFD: Final = "import os, signal; del os.pidfd_open, signal.pidfd_send_signal\n"
 MEMFD: Final = "import os; del os.memfd_create, os.MFD_CLOEXEC\n"
-OTHER: Final = (
-    "import os; uname = os.uname; "
-    "os.uname = lambda: os.uname_result((*uname()[:4], 'sparc64'))\n"
-)
 BUILDS: Final = {
     "neither": Build(PIDFD + MEMFD),
-    "another-machine": Build(PIDFD + MEMFD + OTHER, "", "/dev/shm/", has_pidfds=False),
-    "old-kernel": Build("", "ENOSYS", "/dev/shm/", has_pidfds=False),
     "strict-container": Build(PIDFD + MEMFD, "EPERM", "/dev/shm/", has_pidfds=False),
 }
 

@@ -101,6 +101,9 @@ def test_numbers_of_unknown_machines_and_programs_of_32_bits_are_not_guessed(
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine=machine))
     monkeypatch.setattr(sys, "maxsize", 2 ** (bits - 1) - 1)
     assert linux.open_process(os.getpid()) == NO_PIDFD
+    descriptor = linux.create_memory_file(100)
+    assert os.readlink(f"/proc/self/fd/{descriptor}").startswith("/dev/shm/")
+    os.close(descriptor)
 
 
 @pytest.mark.usefixtures("old_python")
