@@ -125,6 +125,7 @@ class _Run:
                 for _ in range(index):
                     change(policy)
         self.version, self.level = 0, case.level
+        self.levels = {case.level}
         self.compared = 0
         self.held: list[tuple[Any, Table]] = []
         self.buffer: list[Any] = []
@@ -353,6 +354,7 @@ class _Run:
         if self.uncertain or not case.world.repeats:
             self.follow(worker, table, first)
         rows: list[list[Frame]] = [[] for _ in worker.indices]
+        depends = case.collector == "async" and case.level is not None
         explore = InteractionType.RANDOM
         if case.deterministic:
             explore = InteractionType.DETERMINISTIC
@@ -363,6 +365,7 @@ class _Run:
                 frames = worker.frames(
                     random=random,
                     recorded=None if case.world.repeats else at,
+                    leveled=partial(self.level_in, at) if depends else None,
                     corrected=at.correct if corrects else None,
                 )
                 for row, frame in zip(rows, frames, strict=True):
@@ -374,6 +377,12 @@ class _Run:
             for row in rows:
                 truncate(row[-1], [g.name for g in case.world.groups])
         return rows
+
+    def level_in(self, at: "_At", k: int) -> int:
+        """Return the recorded level of environment k's episode, which was told."""
+        level = int(at(k)["collector", "level"])
+        self.require(level in self.levels, f"level {level} was never set")
+        return level
 
     @property
     def noisy(self) -> bool:
@@ -514,6 +523,7 @@ class _Run:
 
     def do_level(self, level: int) -> None:
         self.level = level
+        self.levels.add(level)
         self.collector.set_level(level)
 
     def do_call(self, wind: int, *environments: int) -> None:

@@ -6,14 +6,15 @@ call, and a batch is a list of frames. Seeds are derived in ``oracle_seeds``.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from oracle_seeds import NOISE, POOL_VERSION, episode_seed, generator
-from oracle_worlds import CHOICES, FEATURES, Group, World, curriculum
+from oracle_worlds import CHOICES, Group, World, curriculum
 from tensordict import TensorDict
 
 from marl_collect.policies.assigned import AssignedPolicies
@@ -21,6 +22,7 @@ from marl_collect.policies.assigned import AssignedPolicies
 Key = tuple[str, ...]
 Frame = dict[Key, torch.Tensor]
 FLAGS = ("done", "terminated", "truncated")
+MASK = "action_mask"
 NOISE_OF_HEADS = 1000
 """First stream of the noise of heads."""
 NOISE_OF_POLICY = 1_000_000
@@ -28,22 +30,41 @@ NOISE_OF_POLICY = 1_000_000
 
 
 class ReferenceEnv:
-    """One environment and the content of each agent's row, by the documented rules."""
+    """One environment and the content of each agent's row, by the documented rules.
 
-    def __init__(self, world: World) -> None:
+    Args:
+        world: how the environment is built, and the options of ours. ``World`` lists
+            most of these. ``infos`` has the shapes of the infos that are stored, by
+            name, and ``masked_groups`` those with masks of actions.
+    """
+
+    def __init__(self, world: Any) -> None:
         self.world = world
         self.raw: Any = world.raw()
         self.places = {
-            name: (g, int(name.rsplit("_", 1)[1]))
-            for g in world.groups
-            for name in world.group_map[g.name]
+            name: (group, i)
+            for group, names in world.group_map.items()
+            for i, name in enumerate(names)
         }
+        self.action_spaces = {n: self.raw.action_space(n) for n in self.places}
+        self.shows_mask: set[str] = set()
+        self.leaves = {name: list(self._leaves_of(name)) for name in self.places}
 
-    def reset(self, seed: int, task: Any) -> None:
+    def _leaves_of(self, name: str) -> Iterator[tuple[Key, Key, Any]]:
+        """Yield path, key and space of each array that an agent observes."""
+        space = self.raw.observation_space(name)
+        if isinstance(space, spaces.Dict) and MASK in space.spaces:
+            self.shows_mask.add(name)
+        for path, leaf in leaves_of(space):
+            if path != (MASK,):
+                yield path, (self.places[name][0], "observation", *path), leaf
+
+    def reset(self, seed: int, task: Any = None) -> None:
         self.row: dict[Key, Any] = self._zeros()
         self.sums = dict.fromkeys(self.places, 0.0)
         self.alive: list[str] = []
         self.ended: list[str] = []
+        self.steps = 0
         self.stacks = Stacks(self)
         reset_result = self.raw.reset(seed=seed, options=task)
         waiting = self.world.absent == "waiting"
@@ -61,15 +82,18 @@ class ReferenceEnv:
     def step(self, actions: Mapping[str, Any]) -> None:
         """Take the actions ``[n, ...]`` of each group."""
         row = self.row
+        self.steps += 1
         for name in self.ended:
             group, i = self.places[name]
             for key, array in row.items():
-                if key[0] == group.name and key[1] in ("observation", "info"):
+                if key[0] == group and key[1] in ("observation", "info"):
                     array[i] = 0
         self.ended = []
-        for group in self.world.groups:
-            row[group.name, "reward"][...] = 0
-        actions_by_name = {n: self._taken(actions, n) for n in self.actors()}
+        for group in self.world.group_map:
+            row[group, "reward"][...] = 0
+        # Agents that stay listed after their end get actions too.
+        takers = self.actors() if self.world.turns else self.raw.agents
+        actions_by_name = {name: self._taken(actions, name) for name in takers}
         if self.world.turns:
             self._turn(actions_by_name)
         else:
@@ -79,9 +103,10 @@ class ReferenceEnv:
             # An agent that was never listed may join and end in the same step.
             ends = [a for a in observations if terminated[a] or truncated[a]]
             self._admit([a for a in ends if a not in self.alive and self._lives(a)])
-            present = {*self.alive, *self.raw.agents}
+            before = list(self.alive)
             self._end(terminated, truncated)
-            self._admit([a for a in self.raw.agents if a not in self.alive])
+            self._admit([a for a in self.raw.agents if a not in (*ends, *self.alive)])
+            present = {*before, *self.alive}
             self._observe({a: o for a, o in observations.items() if a in present})
             self._write_infos({a: i for a, i in infos.items() if a in present})
             self._reward({a: r for a, r in rewards.items() if a in present})
@@ -108,10 +133,12 @@ class ReferenceEnv:
         raw = self.raw
         agent = raw.agent_selection
         raw.step(actions[agent])
+        is_over = {a: raw.terminations[a] or raw.truncations[a] for a in raw.agents}
+        new = [a for a in raw.agents if a not in self.alive]
+        self._admit([a for a in new if self._lives(a) or not is_over[a]])
         self._reward({a: raw.rewards[a] for a in raw.agents})
         self._write_infos(raw.infos)
         self._end(raw.terminations, raw.truncations)
-        self._admit([a for a in raw.agents if a not in self.alive + self.ended])
         self._pass_the_dead()
         self._finish()
         if raw.agents:
@@ -145,17 +172,17 @@ class ReferenceEnv:
             group, i = self.places[name]
             self.alive.append(name)
             for flag in FLAGS:
-                self.row[group.name, flag][i] = False
+                self.row[group, flag][i] = False
             if self.world.agent_ids:
-                key = (group.name, "observation")
+                key = (group, "observation")
                 if (*key, "agent_id") in self.row:
                     self.row[*key, "agent_id"][i, i] = 1
                 else:
-                    self.row[key][i, i - group.n] = 1
+                    self.row[key][i, i - len(self.world.group_map[group])] = 1
 
     def _lives(self, name: str) -> bool:
         group, i = self.places[name]
-        return not self.row[group.name, "done"][i, 0]
+        return not self.row[group, "done"][i, 0]
 
     def _end(
         self, terminated: Mapping[str, bool], truncated: Mapping[str, bool]
@@ -170,40 +197,51 @@ class ReferenceEnv:
             self.alive.remove(name)
             self.ended.append(name)
 
+    @property
+    def _is_at_limit(self) -> bool:
+        return self.steps == self.world.time_limit
+
     def _flag(self, name: str, terminated: bool, truncated: bool) -> None:
         group, i = self.places[name]
-        self.row[group.name, "terminated"][i] = terminated
-        self.row[group.name, "truncated"][i] = truncated
-        self.row[group.name, "done"][i] = True
+        if self._is_at_limit and not truncated:
+            terminated, truncated = False, True
+        self.row[group, "terminated"][i] = terminated
+        self.row[group, "truncated"][i] = truncated
+        self.row[group, "done"][i] = True
 
     def _observe(self, observations: Mapping[str, Any]) -> None:
         for name, value in observations.items():
             group, i = self.places[name]
-            if group.mask == "observation":
-                self.row[group.name, "action_mask"][i] = value["action_mask"]
-                value = value["observation"]
-            if group.image:
-                self.row[group.image][i] = value["deep"]["image"]
-                value = value["numbers"]
-            self.row[group.numbers][i][: len(value)] = value
+            for path, key, space in self.leaves[name]:
+                leaf = value
+                for part in path:
+                    leaf = leaf[int(part) if isinstance(leaf, tuple) else part]
+                rows = self.row[key]
+                if rows.shape[1:] == (space.shape or ()):
+                    rows[i] = leaf
+                else:
+                    rows[i, : len(leaf)] = leaf  # The agent's identity follows.
+            if name in self.shows_mask:
+                self.row[group, MASK][i] = value[MASK]
 
     def _write_infos(self, infos: Mapping[str, Any]) -> None:
         for name, (group, i) in self.places.items():
-            info = infos.get(name) or {}
-            if self.world.info:
-                self.row[group.name, "info", "luck"][i] = info.get("luck", 0)
-            in_info = group.mask != "observation" and self.world.masked(group)
+            is_told = self._lives(name) or name in self.ended
+            info = (infos.get(name) if is_told else None) or {}
+            for key in self.world.infos:
+                self.row[group, "info", key][i] = info.get(key, 0)
+            in_info = name not in self.shows_mask and group in self.world.masked_groups
             if in_info and name in infos:
-                self.row[group.name, "action_mask"][i] = info.get("action_mask", True)
+                self.row[group, MASK][i] = info.get(MASK, True)
 
     def _reward(self, rewards: Mapping[str, float]) -> None:
         for name, reward in rewards.items():
             group, i = self.places[name]
-            self.row[group.name, "reward"][i] = reward
+            self.row[group, "reward"][i] = reward
         for name, (group, i) in self.places.items():
-            self.sums[name] += float(self.row[group.name, "reward"][i, 0])
+            self.sums[name] += float(self.row[group, "reward"][i, 0])
             if self.world.episode_reward:
-                self.row[group.name, "episode_reward"][i] = self.sums[name]
+                self.row[group, "episode_reward"][i] = self.sums[name]
 
     def _finish(self) -> None:
         """Derive the root's flags and the masks from the agents' flags."""
@@ -211,28 +249,29 @@ class ReferenceEnv:
         if not row["done",][0]:
             self._settle()
         if row["done",][0]:
-            for group in self.world.groups:
-                row[group.name, "truncated"] |= ~row[group.name, "done"]
-                row[group.name, "done"][:] = True
+            for group in self.world.group_map:
+                row[group, "truncated"] |= ~row[group, "done"]
+                row[group, "done"][:] = True
         actors = self.actors()
         for name, (group, i) in self.places.items():
             if self.world.use_mask:
-                row[group.name, "mask"][i] = name in actors
-            if self.world.masked(group) and name not in actors:
-                row[group.name, "action_mask"][i] = True
+                row[group, "mask"][i] = name in actors
+            if group in self.world.masked_groups and name not in actors:
+                row[group, MASK][i] = True
         if self.world.state:
-            row["state",][:] = self.raw.state()
+            row["state",] = self._state()
 
     def _settle(self) -> None:
         """Write the root's flags."""
-        row, groups = self.row, [group.name for group in self.world.groups]
+        row, groups = self.row, list(self.world.group_map)
         ends = any(row[group, "done"].any() for group in groups)
-        if not self.raw.agents and not (self.world.any_ends and ends):
+        is_over = self._is_at_limit or not self.raw.agents
+        if is_over and not (self.world.any_ends and ends):
             # Agents that wait or never joined end with the episode: terminated if all
             # that ended were.
             was = any(row[group, "truncated"].any() for group in groups) or not ends
             for name, (group, i) in self.places.items():
-                if not row[group.name, "done"][i, 0]:
+                if not row[group, "done"][i, 0]:
                     self._flag(name, not was, was)
         flags = {f: np.concatenate([row[group, f] for group in groups]) for f in FLAGS}
         if self.world.any_ends:
@@ -243,47 +282,67 @@ class ReferenceEnv:
         for flag, value in zip(FLAGS, values, strict=True):
             row[flag,][0] = value
 
+    def _state(self) -> Any:
+        try:
+            state = np.asarray(self.raw.state())
+        except Exception:
+            # Some environments have no state once an agent is gone.
+            if all(map(self._lives, self.places)):
+                raise
+            return self.row["state",]
+        space = getattr(self.raw, "state_space", None)
+        return state.astype(state.dtype if space is None else space.dtype)
+
     def _taken(self, actions: Mapping[str, Any], name: str) -> Any:
         group, i = self.places[name]
-        action = actions[group.name][i]
-        if group.action == "discrete":
-            return (int(action) if self.world.categorical else int(action.argmax())) + 2
-        return np.clip(action, -1, 1) if group.action == "box" else action
+        space, action = self.action_spaces[name], actions[group][i]
+        if isinstance(space, spaces.Discrete):
+            return (action if self.world.categorical else action.argmax()) + space.start
+        if isinstance(space, spaces.Box):
+            return np.clip(action, space.low, space.high)
+        start = space.start if isinstance(space, spaces.MultiDiscrete) else 0
+        return (action + start).astype(space.dtype)
 
     def _zeros(self) -> dict[Key, Any]:
         world = self.world
-        row: dict[Key, Any] = {}
-        for group in world.groups:
-            row |= self._zeros_of(group)
-            for flag in FLAGS:
-                row[group.name, flag] = np.zeros((group.n, 1), np.bool_)
-            row[group.name, "reward"] = np.zeros((group.n, 1), np.float32)
-            if world.masked(group):
-                row[group.name, "action_mask"] = np.ones((group.n, CHOICES), np.bool_)
+        row: dict[Key, Any] = {(flag,): np.zeros(1, np.bool_) for flag in FLAGS}
+        for group, names in world.group_map.items():
+            n, first = len(names), names[0]
+            row |= {
+                key: np.zeros((n, *(space.shape or ())), space.dtype)
+                for _, key, space in self.leaves[first]
+            }
+            if world.agent_ids:
+                observed = (group, "observation")
+                if observed in row:
+                    identity = np.zeros((n, n), row[observed].dtype)
+                    row[observed] = np.concatenate([row[observed], identity], 1)
+                else:
+                    row[*observed, "agent_id"] = np.zeros((n, n), np.float32)
+            row |= {(group, flag): np.zeros((n, 1), np.bool_) for flag in FLAGS}
+            row[group, "reward"] = np.zeros((n, 1), np.float32)
+            if group in world.masked_groups:
+                choices = int(self.action_spaces[first].n)
+                row[group, MASK] = np.ones((n, choices), np.bool_)
             if world.use_mask:
-                row[group.name, "mask"] = np.zeros(group.n, np.bool_)
-            if world.info:
-                row[group.name, "info", "luck"] = np.zeros(group.n, np.float32)
+                row[group, "mask"] = np.zeros(n, np.bool_)
+            for key, shape in world.infos.items():
+                row[group, "info", key] = np.zeros((n, *shape), np.float32)
             if world.episode_reward:
-                row[group.name, "episode_reward"] = np.zeros((group.n, 1), np.float32)
-        row |= {(flag,): np.zeros(1, np.bool_) for flag in FLAGS}
-        if world.state:
-            row["state",] = np.zeros(len(world.agents) + 1, np.float32)
+                row[group, "episode_reward"] = np.zeros((n, 1), np.float32)
         return row
 
-    def _zeros_of(self, group: Group) -> dict[Key, Any]:
-        """Return the observations of a group."""
-        observed = (group.name, "observation")
-        row: dict[Key, Any] = {group.numbers: np.zeros((group.n, FEATURES), np.float32)}
-        if group.image:
-            row[group.image] = np.zeros((group.n, 2, 3), np.uint8)
-        if self.world.agent_ids:
-            identity = np.zeros((group.n, group.n), np.float32)
-            if group.numbers == observed:
-                row[observed] = np.concatenate([row[observed], identity], 1)
-            else:
-                row[*observed, "agent_id"] = identity
-        return row
+
+def leaves_of(space: Any, path: Key = ()) -> Iterator[tuple[Key, Any]]:
+    """Yield path and space of each array that a value of ``space`` consists of."""
+    if isinstance(space, spaces.Dict):
+        for name, subspace in space.spaces.items():
+            yield from leaves_of(subspace, (*path, name))
+    elif isinstance(space, spaces.Tuple):
+        for index, subspace in enumerate(space.spaces):
+            yield from leaves_of(subspace, (*path, str(index)))
+    else:
+        yield path, space
 
 
 @dataclass(frozen=True)
@@ -315,12 +374,12 @@ class Stacks:
     def advance(self) -> None:
         """Stack the observations of agents that act next or have just ended."""
         env, row = self.env, self.env.row
-        done = {n for n, (g, i) in env.places.items() if row[g.name, "done"][i, 0]}
+        done = {n for n, (g, i) in env.places.items() if row[g, "done"][i, 0]}
         acting = set(env.actors() if env.world.use_mask else env.places) - done
         self.started -= self.over - done
         for name, (group, i) in env.places.items():
             for key, stack in self.arrays.items():
-                if key[0] != group.name:
+                if key[0] != group:
                     continue
                 if name in self.over & done:
                     stack[i] = 0
@@ -406,6 +465,7 @@ class ReferenceWorker:
         *,
         random: bool,
         recorded: "Callable[[int], Frame] | None" = None,
+        leveled: "Callable[[int], int] | None" = None,
         corrected: Callable[[int, Frame], None] | None = None,
     ) -> list[Frame]:
         """Return one frame of each environment.
@@ -414,6 +474,8 @@ class ReferenceWorker:
             random: act at random.
             recorded: tells the frame that a collector gave for environment k, from
                 which is taken what an environment drew that does not repeat.
+            leveled: tells the level in which environment k begins an episode, where
+                that depends on timing.
             corrected: told what environment k's policy wrote; may correct last bits.
         """
         for k, env in enumerate(self.envs):
@@ -426,6 +488,8 @@ class ReferenceWorker:
                 seed = self.seed
                 if not self.given:
                     seed = episode_seed(seed, index, episode)
+                if leveled is not None:
+                    self.levels[k] = leveled(k)
                 level = self.levels[k]
                 task = None if level is None else curriculum(seed, episode, level)
                 wind, env.raw.wind = env.raw.wind, self.winds[k]

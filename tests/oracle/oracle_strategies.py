@@ -277,7 +277,7 @@ def cases(draw: st.DrawFn, collectors: tuple[str, ...]) -> Case:
     alike = kind.weights and not (kind.keeps or kind.draws == "torch")
     if collector in ("sync", "async") and alike and "assigned" not in case.policy:
         case = replace(case, source=draw(st.sampled_from(SOURCES)))
-    if collector != "async" and draw(seldom):
+    if draw(seldom):
         case = replace(case, level=draw(st.integers(0, 2)))
     case = replace(case, options=draw(options(case)))
     if case.workers > 1 and collector == "sync" and "split_trajs" not in case.options:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from gymnasium import spaces
@@ -169,6 +169,7 @@ class World(Plain):
     categorical: bool = True
     agent_ids: bool = False
     episode_reward: bool = False
+    time_limit: ClassVar[None] = None
 
     @property
     def agents(self) -> list[str]:
@@ -188,6 +189,16 @@ class World(Plain):
         """Whether masks are written; one mask in an info is enough."""
         informed = any(g.mask == "info" for g in self.groups)
         return bool(group.mask) or (informed and group.action == "discrete")
+
+    @property
+    def masked_groups(self) -> set[str]:
+        """Names of the groups with masks."""
+        return {group.name for group in self.groups if self.masked(group)}
+
+    @property
+    def infos(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the numbers in infos that are stored."""
+        return {"luck": ()} if self.info else {}
 
     @property
     def any_ends(self) -> bool:
@@ -212,7 +223,7 @@ class World(Plain):
             done_on_any=self.done_on_any,
             repeats=self.repeats or not self.told,
             agent_ids=self.agent_ids,
-            info_keys={"luck": ()} if self.info else (),
+            info_keys=self.infos,
             episode_reward=self.episode_reward,
             absent=self.absent,
         )

@@ -10,12 +10,11 @@ an episode the process is forked, and the stock wrappers step the copy of that L
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 from oracle_seeds import episode_seed
 
@@ -80,9 +79,9 @@ def replay(trial: Trial, frames: int) -> int:
             batch = collect(trial, forks.factory, frames)
             stock: Any = forks
             return compare(trial, stock, batch)
-    from stock_zoo import stock_of
+    from stock_zoo import Stock
 
-    stock = stock_of(trial)
+    stock = Stock(trial)
     try:
         batch = collect(trial, stock.factory, frames)
         return compare(trial, stock, batch)
@@ -175,18 +174,6 @@ def _check(
                 f"{location}: {name} is {actual.dtype}, not {value.dtype}."
             )
     return {(*prefix, *key) for key in expected}
-
-
-def leaves_of(space: Any, key: Key = ()) -> Iterator[tuple[Key, Any]]:
-    """Yield path and space of each array that a value of ``space`` consists of."""
-    if isinstance(space, spaces.Dict):
-        for name, subspace in space.spaces.items():
-            yield from leaves_of(subspace, (*key, name))
-    elif isinstance(space, spaces.Tuple):
-        for index, subspace in enumerate(space.spaces):
-            yield from leaves_of(subspace, (*key, str(index)))
-    else:
-        yield key, space
 
 
 def small_trials() -> list[Trial]:

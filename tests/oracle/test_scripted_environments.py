@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("pettingzoo")
 
 from stock_replay import Trial, collect, compare
-from stock_zoo import stock_of
+from stock_zoo import Stock
 from support.zoo import Script
 
 from marl_collect import MarlGroupMapType
@@ -99,7 +99,7 @@ def drawn(seed: int, *, parallel: bool) -> Trial:
 
 
 def compare_with_the_model(trial: Trial) -> None:
-    stock = stock_of(trial)
+    stock = Stock(trial)
     recorded = collect(trial, stock.factory, FRAMES)
     assert compare(trial, stock, recorded) == FRAMES
     script, waits = trial.script, trial.options["absent"] == "waiting"

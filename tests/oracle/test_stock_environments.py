@@ -71,9 +71,9 @@ KEYS: list[tuple[str, ...]] = [
 
 def test_wrong_unexpected_and_missing_entries_are_found() -> None:
     require(TAG)
-    from stock_zoo import stock_of
+    from stock_zoo import Stock
 
-    stock = stock_of(TAG)
+    stock = Stock(TAG)
     frames = collect(TAG, stock.factory, 21)
     assert compare(TAG, stock, frames) == 21
     for key in KEYS:
