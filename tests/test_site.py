@@ -3,14 +3,13 @@
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import reference
 from support.browser import CHROMIUM, Browser
+from support.scripts import run_python
 
 pytest.importorskip("mkdocs", reason="needs the extra dev")
 
@@ -26,13 +25,10 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    process = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
+    process = run_python(
+        *("-m", "mkdocs", "build", "--strict", "--site-dir", folder),
         cwd=ROOT,
         env=os.environ | {"REPOSITORY_URL": REPOSITORY, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert process.returncode == 0, process.stderr
     return folder
