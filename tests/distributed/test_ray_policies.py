@@ -13,7 +13,6 @@ from support.weightless import (
     SEED,
     SEEDS_OF_LIST,
     UNCOPYABLE,
-    WAYS,
     arguments,
     check_acts_with,
     check_module,
@@ -73,12 +72,23 @@ def test_async_actors_act_with_members_of_the_pool() -> None:
     wait_until_nothing_is_in_use()
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("names", [COPYABLE, [UNCOPYABLE]], ids=["all", "uncopyable"])
+@pytest.mark.parametrize(
+    ("names", "way"),
+    [
+        (COPYABLE, "both"),
+        (COPYABLE, "list"),
+        ([UNCOPYABLE], "policy"),
+        ([UNCOPYABLE], "policy_factory"),
+    ],
+    ids=["all-both", "all-list", "uncopyable-policy", "uncopyable-policy_factory"],
+)
 def test_lazy_policies_and_those_on_meta_get_the_weights_of_the_seed(
     names: Sequence[str], way: str
 ) -> None:
-    """The column of Ray in the table of ``tests/collectors/test_initialization.py``."""
+    """Of the column of Ray in the table of ``tests/collectors/test_initialization.py``.
+
+    The other cells differ before weights are stored, as they do for local workers.
+    """
     chosen = arguments(names, way, 2)
     passed = chosen.get("policy")
     options: dict[str, Any] = {"num_collectors": 1, "num_workers_per_collector": 2}
