@@ -8,11 +8,8 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-import torch
 from support.processes import wait_until, wait_until_gone
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
-from torch import nn
 from workloads.counting import CountingEnv, Fault
 
 from marl_collect.collectors import MultiAsyncCollector, MultiSyncCollector
@@ -101,40 +98,12 @@ def press_ctrl_c() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-class Constant(nn.Module):
-    """Writes its weights as actions, and the extremes of a large weight."""
+def meeting(folder: Path, count: int) -> Callable[[], None]:
+    """Return a fault that waits until so many processes have it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.level = nn.Parameter(torch.zeros(3, 2))
-        self.large = nn.Parameter(torch.zeros(20_000))
+    def meet() -> None:
+        (folder / str(os.getpid())).touch()
+        while len(list(folder.iterdir())) < count:
+            Event().wait(0.01)
 
-    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        batch = observation.shape[0]
-        extremes = torch.stack([self.large.min(), self.large.max()]).expand(batch, 2)
-        hunters = torch.zeros(batch, 2, dtype=torch.int64)
-        return self.level.expand(batch, 3, 2), hunters, extremes
-
-
-def constant() -> TensorDictModule:
-    """Return the policy of `Constant`."""
-    return TensorDictModule(
-        Constant(),
-        in_keys=[("prey", "observation")],
-        out_keys=[("prey", "action"), ("hunter", "action"), "extremes"],
-    )
-
-
-def meeting(folder: Path, count: int) -> list[Callable[[], CountingEnv]]:
-    """Return factories that each wait until all of them have been called."""
-
-    def factory(index: int) -> Callable[[], CountingEnv]:
-        def make() -> CountingEnv:
-            (folder / str(index)).touch()
-            while len(list(folder.iterdir())) < count:
-                Event().wait(0.01)
-            return CountingEnv()
-
-        return make
-
-    return [factory(index) for index in range(count)]
+    return meet

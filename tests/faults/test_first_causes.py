@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_tools import KINDS, Hang, as_soon_as, constant, faulty
+from fault_tools import KINDS, Hang, as_soon_as, faulty
 from support.clocks import LIMIT, Clock, ClosingClock, hangs, hangs_in_c, wait_for_ends
 from support.internals import pool_of, source_of, workers_of
 from support.processes import SOON, gone, suspend, wait_until, wait_until_gone
@@ -23,6 +23,7 @@ from marl_collect.collectors import (
     messages,
 )
 from marl_collect.errors import ClosedError, worker_error_of
+from marl_collect.models import make_policy
 from marl_collect.parallel_env import ParallelEnv
 from marl_collect.processes.context import result
 from marl_collect.processes.status_board import PREEMPT
@@ -186,13 +187,14 @@ def interrupt(*_: Any) -> None:
 
 def test_a_collector_in_this_process_gives_its_state_after_shutdown() -> None:
     options: Any = {"frames_per_batch": 10, "seed": 3, "max_frames_per_traj": 1000}
-    with Collector(CountingEnv, constant(), **options) as collector:
+    policy = make_policy(CountingEnv, num_cells=(4,))
+    with Collector(CountingEnv, policy, **options) as collector:
         collector.next()
     state = collector.state_dict()
-    with Collector(CountingEnv, constant(), **options) as local_collector:
+    with Collector(CountingEnv, policy, **options) as local_collector:
         local_collector.next()
         expected = local_collector.next()
-    with Collector(CountingEnv, constant(), **options) as resumed:
+    with Collector(CountingEnv, policy, **options) as resumed:
         resumed.load_state_dict(state)
         assert (resumed.next() == expected).all()
 
@@ -373,7 +375,8 @@ def test_a_signal_handler_may_shut_down_what_is_being_shut_down(
 
 
 def test_an_update_during_shutdown_in_another_thread_is_a_closed_error() -> None:
-    collector = MultiAsyncCollector(CountingEnv, constant(), frames_per_batch=10)
+    policy = make_policy(CountingEnv, num_cells=(4,))
+    collector = MultiAsyncCollector(CountingEnv, policy, frames_per_batch=10)
     collector.next()
     workers = workers_of(collector)
     workers.close(2.0)  # As another thread does, between two lines of an update.

@@ -3,7 +3,6 @@
 import os
 import signal
 import textwrap
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -93,7 +92,7 @@ def test_environments_of_workers_are_built_at_the_same_time(
     kind: Any, tmp_path: Path
 ) -> None:
     """Each factory waits for all others."""
-    factories = meeting(tmp_path, 3)
+    factories = [faulty(meeting(tmp_path, 3), "create")] * 3
     if kind is ParallelEnv:
         ParallelEnv(3, factories, num_processes=3, start_timeout=SOON).close()
         return
@@ -104,13 +103,7 @@ def test_environments_of_workers_are_built_at_the_same_time(
 @every_kind
 def test_all_workers_collect_at_the_same_time(kind: Any, tmp_path: Path) -> None:
     """Each worker waits in its first step for all others."""
-
-    def meet() -> None:
-        (tmp_path / str(os.getpid())).touch()
-        while len(list(tmp_path.iterdir())) < 3:
-            threading.Event().wait(0.01)
-
-    factory = faulty(meet)
+    factory = faulty(meeting(tmp_path, 3))
     with kind(factory, num_workers=3, frames_per_batch=9, timeout=SOON) as collector:
         for _ in range(3):
             assert collector.next() is not None
