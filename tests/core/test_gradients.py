@@ -23,12 +23,6 @@ def slope() -> None:
     assert x.grad == 2.0
 
 
-def slope_by_function() -> None:
-    x = torch.ones((), requires_grad=True)
-    (gradient,) = torch.autograd.grad(x.square(), x)
-    assert gradient == 2.0
-
-
 def computing(function: Callable[[], None], phase: Any = "step") -> Any:
     """Return a factory of an environment that calls a function in each step."""
     return lambda: CountingEnv(fault=Fault(function, phase, repeat=True))
@@ -48,7 +42,6 @@ def collect(env: Any, policy: Any = None, kind: Any = Collector) -> None:
 
 COLLECTING: dict[str, Callable[[], Any]] = {
     "Collector": lambda: collect(computing(slope)),
-    "autograd.grad": lambda: collect(computing(slope_by_function)),
     "MultiSyncCollector": lambda: collect(computing(slope), None, MultiSyncCollector),
     "a reset in a worker": lambda: collect(
         computing(slope, "reset"), None, MultiSyncCollector
