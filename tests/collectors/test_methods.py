@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from collector_tools import collect_from_all
 from support.internals import pool_of
 from tensordict.nn import TensorDictModule
 from tests_policies import Level, level_policy
-from workloads.counting import CountingEnv, UnpicklableError
+from workloads.counting import CountingEnv, CountingError, Fault, UnpicklableError
 
 from marl_collect import Collector, EnvWrapper, MultiAsyncCollector, MultiSyncCollector
 from marl_collect.collectors import (
@@ -178,22 +179,15 @@ def test_replies_to_a_call_that_could_not_be_sent_to_all_are_dropped(kind: Any) 
 
 
 def test_an_error_in_closing_does_not_hide_that_of_the_block() -> None:
-    def factory() -> CountingEnv:
-        def close() -> None:
-            raise OSError("cannot close")
-
-        env = CountingEnv()
-        object.__setattr__(env, "close", close)
-        return env
-
+    factory = partial(CountingEnv, fault=Fault("raise", "close"))
     with (
         pytest.raises(KeyError, match="first") as info,
         Collector(factory, frames_per_batch=4),
     ):
         raise KeyError("first")
-    assert any("cannot close" in note for note in info.value.__notes__)
+    assert any("fault in close" in note for note in info.value.__notes__)
     with (
-        pytest.raises(OSError, match="cannot close"),
+        pytest.raises(CountingError, match="fault in close"),
         Collector(factory, frames_per_batch=4),
     ):
         pass

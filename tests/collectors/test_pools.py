@@ -74,42 +74,44 @@ def test_the_batch_of_a_pool_has_the_agents_of_all_its_versions() -> None:
     assert (learner["hunter", "mask"] == expected).all()
 
 
-@pytest.mark.parametrize("sample", ["uniform", "latest", "win_rate"])
-def test_data_and_results_do_not_depend_on_the_number_of_workers(
-    sample: Sample,
-) -> None:
-    collector, pool = start(Collector, sample)
+def run(kind: Any, sample: Sample, **options: Any) -> tuple[TensorDict, Any, Any]:
+    """Return the data of a resumed run, the results of the pool, and data of a reset.
+
+    The uninterrupted run has the same data and results.
+    """
+    collector, pool = start(kind, sample, **options)
     with collector:
-        expected, results = train(collector, pool, 5), pool.state_dict()
+        train(collector, pool, 3)
+        state = copy.deepcopy(collector.state_dict())
+        expected, results = train(collector, pool, 3), pool.state_dict()
     assert pool.games.sum() > 0
-    for workers in (1, 4) if sample == "win_rate" else (2,):
-        collector, pool = start(MultiSyncCollector, sample, num_workers=workers)
-        with collector:
-            actual = train(collector, pool, 5)
-        assert (actual == expected).all()
-        torch.testing.assert_close(pool.state_dict(), results)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        (Collector, {}),
-        (MultiSyncCollector, {}),
-        (MultiAsyncCollector, {"num_workers": 1, "max_staleness": 0}),
-    ],
-)
-def test_a_resumed_run_has_the_same_pool(kind: Any, options: Any) -> None:
-    uninterrupted, pool = start(kind, **options)
-    with uninterrupted:
-        train(uninterrupted, pool, 3)
-        state = copy.deepcopy(uninterrupted.state_dict())
-        expected = train(uninterrupted, pool, 3)
-        results = pool.state_dict()
-    resumed, pool = start(kind, **options)
+    resumed, pool = start(kind, sample, **options)
     with resumed:
         resumed.load_state_dict(state)
         assert (train(resumed, pool, 3) == expected).all()
-    torch.testing.assert_close(pool.state_dict(), results)
+        torch.testing.assert_close(pool.state_dict(), results)
+        resumed.reset()
+        return expected, results, train(resumed, pool, 1)
+
+
+@pytest.mark.parametrize(
+    ("sample", "workers"), [("uniform", [2]), ("latest", [2]), ("win_rate", [1, 4])]
+)
+def test_data_and_results_do_not_depend_on_the_number_of_workers(
+    sample: Sample, workers: list[int]
+) -> None:
+    """Also in a resumed run, and after a reset, which samples the newest versions."""
+    expected, results, after_reset = run(Collector, sample)
+    assert sample != "win_rate" or 3 in after_reset["hunter", "policy_id"][:, 0]
+    for number in workers:
+        others = run(MultiSyncCollector, sample, num_workers=number)
+        assert (others[0] == expected).all()
+        torch.testing.assert_close(others[1], results)
+        assert (others[2] == after_reset).all()
+
+
+def test_a_resumed_asynchronous_run_has_the_same_pool() -> None:
+    run(MultiAsyncCollector, "win_rate", num_workers=1, max_staleness=0)
 
 
 def test_the_policy_wins_if_its_agents_have_more_and_draws_if_as_much() -> None:
@@ -165,19 +167,6 @@ def test_no_other_policy_has_the_name_of_a_place() -> None:
         Collector(
             CountingEnv, policies=policies, assign=against_the_past, frames_per_batch=9
         )
-
-
-def test_a_reset_samples_from_the_newest_versions() -> None:
-    def run(kind: Any, **options: Any) -> TensorDict:
-        collector, pool = start(kind, **options)
-        with collector:
-            train(collector, pool, 2)
-            collector.reset()
-            return train(collector, pool, 1)
-
-    expected = run(Collector)
-    assert 2 in expected["hunter", "policy_id"][:, 0]
-    assert (run(MultiSyncCollector, num_workers=2) == expected).all()
 
 
 def test_an_evaluator_plays_against_the_versions_of_now() -> None:

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModule
+from tensordict import TensorDict
 from tests_policies import level_policy
 from torch import nn
 from workloads.counting import CountingEnv
@@ -30,45 +29,6 @@ def test_weights_are_received_from_a_source() -> None:
         collector.next()
         collector.receive_weights()
         assert (collector.next()["prey", "action"] == 5.0).all()
-
-
-def nothing(observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    batch = observation.shape[0]
-    return torch.zeros(batch, 3, 2), torch.zeros(batch, 2, dtype=torch.int64)
-
-
-def plain_function(td: TensorDictBase) -> TensorDictBase:
-    prey, hunters = nothing(td["prey", "observation"])
-    return td.update({"prey": {"action": prey}, "hunter": {"action": hunters}})
-
-
-def without_weights() -> TensorDictModule:
-    return TensorDictModule(
-        nothing,
-        in_keys=[("prey", "observation")],
-        out_keys=[("prey", "action"), ("hunter", "action")],
-    )
-
-
-@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-@pytest.mark.parametrize(
-    "policy",
-    [
-        {},
-        {"policy": without_weights()},
-        {"policy_factory": without_weights},
-        {"policy": plain_function},
-        {"policy_factory": lambda: plain_function},
-    ],
-    ids=["random", "policy", "factory", "function", "factory of a function"],
-)
-def test_without_weights_nothing_is_published_before_each_batch(
-    kind: Any, policy: dict[str, Any]
-) -> None:
-    with kind(
-        CountingEnv, frames_per_batch=8, update_at_each_batch=True, **policy
-    ) as collector:
-        assert [collector.next().shape for _ in range(3)] == [(1, 8)] * 3
 
 
 def test_weights_that_only_workers_have_are_not_published_before_each_batch() -> None:

@@ -274,7 +274,9 @@ class _Run:
         """Collect a batch, and compare it."""
         options, location = self.case.options, f"batch {number}"
         collects = "trajs_per_batch" not in options or self.delivery.lacks()
-        if number and collects and options.get("update_at_each_batch"):
+        has_module = isinstance(self.policy, nn.Module) and self.case.source == "policy"
+        updates = has_module and options.get("update_at_each_batch")
+        if number and collects and updates:
             self.publish()
         batch = self.fetch(number)
         self.seed_torch(number)

@@ -387,6 +387,23 @@ def test_every_kind_of_setting_acts_after_each_update(name: str, kind: str) -> N
     assert check(case) > 0
 
 
+@pytest.mark.parametrize(
+    ("policy", "source", "collector"),
+    [
+        *(("random", "policy", collector) for collector in ("Collector", "sync")),
+        *(("modules", source, "sync") for source in ("policy", "factory")),
+        *(("function", source, "sync") for source in ("policy", "factory")),
+        *((policy, "policy", "Collector") for policy in ("modules", "function")),
+    ],
+)
+def test_policies_without_weights_may_be_updated_at_each_batch(
+    policy: str, source: str, collector: str
+) -> None:
+    case = Case(WORLDS[0], policy, source, collector, each=2, frames=4)
+    case = replace(case, options={"update_at_each_batch": True}, events=((), ()))
+    assert check(case) == 24
+
+
 @pytest.mark.parametrize("source", ["policy", "factory"])
 @pytest.mark.parametrize("kept", ["buffers", "frozen_parameters"])
 def test_an_update_resets_what_workers_have_written(kept: str, source: str) -> None:

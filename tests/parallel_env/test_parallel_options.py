@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from workloads.counting import CountingEnv
 
+from marl_collect.options import parse
 from marl_collect.parallel_env import ParallelEnv, SerialEnv
 from marl_collect.parallel_env import options as module
 from marl_collect.parallel_env.cpus import effective_cpus
@@ -138,10 +139,11 @@ def test_factories_have_the_threads_of_the_worker(options: dict[str, Any]) -> No
 
 def test_torchrls_keywords_mean_the_same_here() -> None:
     start: Any = ParallelEnv
-    with start(
-        2, CountingEnv, mp_start_method="spawn", use_buffers=True, daemon=False
-    ) as env:
-        assert env.rollout(3).shape == (2, 3)
+    plain = {"num_workers": 2, "create_env_fn": CountingEnv}
+    theirs = plain | {"mp_start_method": "spawn", "use_buffers": True, "daemon": False}
+    ours = plain | {"start_method": "spawn"}
+    parsed = [parse(ParallelOptions, "", (), names) for names in (theirs, ours)]
+    assert parsed[0] == parsed[1]
     with pytest.raises(ValueError, match="start_method must be .* 'fork'"):
         start(2, CountingEnv, mp_start_method="fork")
     with pytest.raises(TypeError, match="start_method and its other name mp_start"):

@@ -12,29 +12,8 @@ from workloads.counting import CountingEnv
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector, ParallelEnv
 from marl_collect.models import make_policy
 from marl_collect.policies import device_transfer, module
-from marl_collect.policies.device_transfer import Exchange
 
 masked = partial(CountingEnv, action_mask=True)
-
-
-def test_inputs_and_outputs_are_transferred() -> None:
-    sources = [
-        torch.arange(6.0).view(2, 3),
-        torch.tensor([True, False, True]),
-        torch.arange(5, dtype=torch.int64),
-    ]
-    exchange = Exchange(sources, torch.device("cpu"))
-    for _ in range(2):
-        exchange.send()
-        for copied, source in zip(exchange.inputs, sources, strict=True):
-            assert torch.equal(copied, source)
-            assert copied.data_ptr() != source.data_ptr()
-        memories = {copied.untyped_storage().data_ptr() for copied in exchange.inputs}
-        assert len(memories) == 1
-        sources[0].add_(1)
-    target = torch.zeros(2, 3, dtype=torch.float64)
-    exchange.receive([exchange.inputs[0] * 2], [target])
-    assert torch.equal(target, (exchange.inputs[0] * 2).double())
 
 
 def test_nothing_is_copied_for_a_policy_on_the_cpu() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pure_modules import Called, Computes
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule
 from torch import Tensor, nn
 from workloads.counting import CountingEnv
@@ -147,19 +148,10 @@ def test_a_recording_that_saves_nothing_is_not_repeated() -> None:
     assert not budget.allows(1_000_000)
 
 
-class Levels(nn.Module):
-    """Acts with an attribute, and with a number that it reads from a buffer."""
-
-    pure_forward = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.level = 0.0
-        self.register_buffer("step", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        hunters = torch.zeros(len(x), 2, dtype=torch.int64)
-        return 0 * x[..., :2] + self.level + self.step.item(), hunters
+def with_levels(net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Act with an attribute, and with a number that is read from a buffer."""
+    hunters = torch.zeros(len(x), 2, dtype=torch.int64)
+    return 0 * x[..., :2] + net.level + net.table.item(), hunters
 
 
 def attribute(net: Any) -> None:
@@ -167,11 +159,11 @@ def attribute(net: Any) -> None:
 
 
 def read(net: Any) -> None:
-    net.step += 1.0
+    net.table += 1.0
 
 
 def replace(net: Any) -> None:
-    net.step = net.step + 1
+    net.table = net.table + 1
 
 
 @pytest.mark.parametrize("change", [attribute, read, replace])
@@ -184,14 +176,15 @@ def test_recordings_must_pay(change: Any, monkeypatch: pytest.MonkeyPatch) -> No
         record(budget, 20.0, 1.0)
 
     monkeypatch.setattr(RecordingBudget, "record", priced)
-    net = Levels()
+    net: Any = Computes(with_levels, torch.zeros(()))
+    net.level = 0.0
     for frames, pays in ((8, False), (32, True)):
         with Collector(CountingEnv, acting(net), frames_per_batch=frames) as collector:
 
             def explains(collector: Any = collector) -> str:
                 """Collect a batch, check it, and return how the policy acted."""
                 actions = collector.next()["prey", "action"]
-                assert (actions == net.level + net.step).all()
+                assert (actions == net.level + net.table).all()
                 text: str = collector.explain()[0]
                 return text
 
@@ -208,44 +201,29 @@ def test_recordings_must_pay(change: Any, monkeypatch: pytest.MonkeyPatch) -> No
             assert explains().startswith("Fused")
 
 
-class Pure(nn.Module):
-    pure_forward = True
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x
-
-
-class Inherits(Pure):
+class Inherits(Computes):
     pass
 
 
-class Overrides(Pure):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + 1
-
-
-class SaysAgain(Overrides):
+class SaysAgain(Called):
     pure_forward = True
 
 
-class Acts(nn.Module):
-    pure_forward = True
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x[..., :2] / 2000, torch.zeros(len(x), 2, dtype=torch.int64)
+def acts(_: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    return x[..., :2] / 2000, torch.zeros(len(x), 2, dtype=torch.int64)
 
 
 @pytest.mark.processes
 def test_a_class_sent_by_value_keeps_what_it_declares_again() -> None:
     """cloudpickle leaves out attributes that equal those of the base."""
 
-    class Again(Acts):
+    class Again(Computes):
         pure_forward = True
 
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def forward(self, x: Tensor) -> Any:
             return super().forward(x)
 
-    policy = acting(Again())
+    policy = acting(Again(acts))
     with MultiSyncCollector([CountingEnv], policy, frames_per_batch=9) as collector:
         collector.next()
         (text,) = collector.explain()
@@ -272,7 +250,7 @@ def calling(called: Any) -> TensorDictModule:
 @pytest.mark.parametrize(
     "policy",
     [
-        *(Pure(), Inherits(), SaysAgain()),
+        *(kind(acts) for kind in (Computes, Inherits, SaysAgain)),
         *map(calling, (torch.tanh, nn.functional.softplus, nn.Tanh())),
     ],
 )
@@ -285,14 +263,14 @@ def test_what_is_declared_pure_and_functions_of_torch_are_recordable(
 @pytest.mark.parametrize(
     ("policy", "name"),
     [
-        (Overrides(), "Overrides"),
-        (calling(Overrides()), "Overrides"),
+        (Called(acts), "Called"),
+        (calling(Called(acts)), "Called"),
         (calling(lambda x: input(x) or x), "<lambda>"),
         (calling(input), "input"),
         (drawing_from_a_distribution_of_the_users_own(), "Mine"),
         (lambda td: td, "<lambda>"),
         # The user's module is named before ours.
-        (nn.Sequential(Ours(), Overrides()), r"^1 \(Overrides"),
+        (nn.Sequential(Ours(), Called(acts)), r"^1 \(Called"),
         (nn.Sequential(Ours()), "Ours"),
     ],
 )
