@@ -17,6 +17,7 @@ from marl_collect.options import Option, did_you_mean, nearest, require
 Recurrence = Literal["gru", "lstm"]
 
 _NUM_CELLS = (64, 64)
+_HIDDEN_SIZE = 64
 
 
 class NetworkFactory(Protocol):
@@ -85,7 +86,8 @@ class PolicyOptions:
         recurrent: ``"gru"`` or ``"lstm"`` adds a recurrent network between the hidden
             layers and the head. Collectors carry its state; see
             ``set_recurrent_mode`` for training.
-        hidden_size: units of the recurrent network.
+        hidden_size: units of the recurrent network; without ``recurrent`` an error,
+            like ``num_layers``.
         num_layers: layers of the recurrent network.
         conv: arguments of ``MultiAgentConvNet``, for groups that see images;
             ``{"dtype": torch.bfloat16}`` computes its convolutions in bfloat16.
@@ -116,7 +118,7 @@ class PolicyOptions:
     num_cells: tuple[int, ...] = _NUM_CELLS
     activation_class: LayerFactory = nn.Tanh
     recurrent: Recurrence | None = None
-    hidden_size: int = 64
+    hidden_size: int = _HIDDEN_SIZE
     num_layers: int = 1
     conv: Mapping[str, Any] = field(default_factory=dict)
     device: torch.device | str | None = None
@@ -160,6 +162,7 @@ class PolicyOptions:
             )
         for name in ("hidden_size", "num_layers"):
             require(name, getattr(self, name), int, Option("", at_least=1))
+        self._check_memory()
         if self.epsilon is not None and not 0 <= self.epsilon <= 1:
             raise ValueError(
                 f"epsilon must be a probability from 0 to 1, but is {self.epsilon}."
@@ -188,6 +191,19 @@ class PolicyOptions:
                 f"{', '.join(conflicting)} would configure. Leave these options "
                 "out, and set them in the network factory, for example with "
                 "functools.partial."
+            )
+
+    def _check_memory(self) -> None:
+        if self.recurrent is not None:
+            return
+        # Without hidden layers, a centralised critic has the width `hidden_size`.
+        sized = self.num_cells and self.hidden_size != _HIDDEN_SIZE
+        if sized or self.num_layers != 1:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} and num_layers={self.num_layers} "
+                "configure a recurrent network, but recurrent is None: pass "
+                "recurrent='gru' or 'lstm', or num_cells, which has the units of each "
+                "hidden layer."
             )
 
     def _check_attention(self, network: str) -> None:

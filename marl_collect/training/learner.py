@@ -152,7 +152,8 @@ class Learner(abc.ABC):
             options: of the runs.
         """
         del setup
-        return setting == "hidden_size" and options.recurrent is None
+        memory = options.recurrent is not None or not options.num_cells
+        return setting == "hidden_size" and not memory
 
     @final
     @float32_on("cpu")

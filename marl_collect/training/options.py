@@ -590,6 +590,7 @@ def network_options(
 ) -> dict[str, Any]:
     """Return the options that ``make_policy`` and ``make_critic`` share."""
     attends = centralised and options.network is not None
+    sized = options.recurrent is not None or not options.num_cells
     return {
         "centralised": centralised,
         "share_params": setup.share_params,
@@ -598,7 +599,7 @@ def network_options(
         "num_cells": options.num_cells,
         "activation_class": ACTIVATIONS[options.activation],
         "recurrent": options.recurrent,
-        "hidden_size": options.hidden_size,
+        **({"hidden_size": options.hidden_size} if sized else {}),
         "conv": convolutions(options.conv, description)
         | {"dtype": getattr(torch, options.conv_dtype)},
         **({"network": options.network} if attends else {}),

@@ -15,6 +15,7 @@ Sources:
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, final
 
@@ -99,11 +100,12 @@ class PPOLearner(Learner):
         self.episodes_per_batch = options.ppo.episodes_per_batch
         self._check_episodes()
         self.policy = make_policy(description, **self.policy_options).to(self.device)
-        of_critic = network_options(
-            setup, options, description, centralised=setup.algorithm in _JOINT_CRITIC
+        remembers = (
+            options if self.ppo.recurrent_critic else replace(options, recurrent=None)
         )
-        if not self.ppo.recurrent_critic:
-            of_critic["recurrent"] = None
+        of_critic = network_options(
+            setup, remembers, description, centralised=setup.algorithm in _JOINT_CRITIC
+        )
         self.critic = make_critic(description, **of_critic).to(self.device)
         if self.ppo.orthogonal:
             gain = _GAINS[options.activation]

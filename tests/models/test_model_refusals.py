@@ -85,6 +85,11 @@ VALUES: list[Case] = [
     (policy, {"num_cells": (8, 0)}, "num_cells must be an integer of at least 1, but"),
     (policy, {"recurrent": "gru", "hidden_size": 0}, "hidden_size must be an integer"),
     (policy, {"recurrent": "gru", "num_layers": 0}, "num_layers must be an integer of"),
+    *(
+        (make, options, "configure a recurrent network, .* or num_cells")
+        for make in (policy, critic)
+        for options in ({"num_layers": 2}, {"hidden_size": 128})
+    ),
     (
         policy,
         {"network": MultiAgentMLP, "num_cells": (8,)},
