@@ -1,6 +1,7 @@
 """TensorDict methods, names of TorchRL and ``repr`` of environments; rows of data."""
 
 import inspect
+from functools import partial
 from typing import Any
 
 import pytest
@@ -212,6 +213,10 @@ def test_misuse_is_explained() -> None:
         rollout = env.rollout(100)
         with pytest.raises(RuntimeError, match="is over"):
             env.rand_step(rollout[-1].exclude("next"))
+    with SerialEnv(2, [CountingEnv, partial(CountingEnv, min_length=15)]) as envs:
+        rollout = envs.rollout(30)
+        with pytest.raises(RuntimeError, match="The episode of environment 0 is over"):
+            envs.rand_step(rollout[:, -1].exclude("next"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bool])

@@ -41,20 +41,20 @@ def numbered(number: int) -> CountingEnv:
 @pytest.fixture(scope="module", params=[SerialEnv, ParallelEnv])
 def env(request: pytest.FixtureRequest) -> Iterator[Any]:
     options = {"num_processes": 2, "groups": 2} if request.param is ParallelEnv else {}
-    kwargs = [{"number": k} for k in (4, 5, 6)]
-    with request.param(3, numbered, create_env_kwargs=kwargs, **options) as env:
+    kwargs = [{"number": k} for k in (4, 5, 6, 7)]
+    with request.param(4, numbered, create_env_kwargs=kwargs, **options) as env:
         yield env
 
 
 def test_an_attribute_is_a_list_of_each_environments_value(env: Any) -> None:
-    assert env.get_attr("number") == [4, 5, 6]
-    assert env.number == [4, 5, 6]
-    assert env.engine().attribute("number") == [4, 5, 6]
+    assert env.get_attr("number") == [4, 5, 6, 7]
+    assert env.number == [4, 5, 6, 7]
+    assert env.engine().attribute("number") == [4, 5, 6, 7]
 
 
 def test_a_method_is_called_in_each_environment(env: Any) -> None:
-    assert env.call("double") == [8, 10, 12]
-    assert env.call("double", 3, plus=1) == [13, 16, 19]
+    assert env.call("double") == [8, 10, 12, 14]
+    assert env.call("double", 3, plus=1) == [13, 16, 19, 22]
 
 
 @pytest.mark.parametrize("name", ["nonsense", "_calls", "__deepcopy__"])
@@ -65,7 +65,7 @@ def test_a_name_that_environments_lack_is_an_attribute_error(
         with pytest.raises(AttributeError, match=name):
             read()
     assert not hasattr(env, name)
-    assert env.number == [4, 5, 6]
+    assert env.number == [4, 5, 6, 7]
 
 
 def test_a_method_is_no_value(env: Any) -> None:
@@ -95,7 +95,7 @@ def test_an_error_in_a_method_is_raised_with_its_own_type_and_does_not_close_the
     if isinstance(env, ParallelEnv):
         assert isinstance(excinfo.value.__cause__, WorkerError)
         assert "in fail" in excinfo.value.__cause__.remote_traceback
-    assert env.call("double") == [8, 10, 12]
+    assert env.call("double") == [8, 10, 12, 14]
     env.rand_step(env.reset())
 
 

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -64,8 +65,16 @@ def test_play_yields_a_picture_per_frame_and_the_first_of_each_episode() -> None
     assert np.array_equal(cut_pictures[0], pictures[0])  # The same seed.
 
 
-def test_the_overlay_is_a_band_above_the_picture() -> None:
+def test_the_overlay_is_a_band_above_the_picture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
+    captions = Mock(wraps=caption)
+    monkeypatch.setattr("marl_collect.rendering.playing.caption", captions)
+    list(play(spread, episodes=2, max_frames_per_traj=2, overlay=True))
+    # Of the last one nobody sees the picture.
+    expected = [*((e, t) for e in range(2) for t in range(3)), (2, 0)]
+    assert [call.args[:2] for call in captions.call_args_list] == expected
     plain = list(play(spread, seed=3))
     pictures = list(play(spread, seed=3, overlay=True))
     height = plain[0].shape[0]

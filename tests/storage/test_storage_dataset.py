@@ -299,6 +299,9 @@ def test_a_copy_reads_like_the_original(
     assert copy(url, tmp_path / "back", **options) == 7
     for path in local.glob("[!.]*"):
         assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes()
+    write_files(tmp_path / "more", 2)
+    assert copy(tmp_path / "more", tmp_path / "back") == 3
+    assert len(open_dataset(tmp_path / "back")) == 3 / 2 * len(dataset)
     other = f"memory://store/{uuid.uuid4().hex}"
     assert copy(url, other, **options) == 7
     assert read(open_dataset(other)) == frames

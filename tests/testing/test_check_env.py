@@ -25,6 +25,7 @@ from marl_collect.core.flags import Flags
 
 pytest.importorskip("torch")
 
+UNIT = spaces.Box(-1, 1, (2,), np.float32)
 PAIR = EnvDescription(
     name="pair",
     groups={
@@ -211,12 +212,16 @@ WRONG: dict[str, tuple[Any, ...]] = {
     },
     "state differs after the reset": (
         None,
-        replace(PAIR, root={"state": spaces.Box(-1, 1, (2,), np.float32)}),
+        replace(PAIR, root={"state": UNIT}),
     ),
     "pair_0 is 2 times in the groups": (None, described(agents=("pair_0", "pair_0"))),
     "'next' is the name of another key": (
         None,
         replace(PAIR, groups={"next": PAIR.groups["pair"]}),
+    ),
+    "'map' is the name of another key": (
+        None,
+        replace(PAIR, groups={"map": PAIR.groups["pair"]}, root={"map": UNIT}),
     ),
     "must start at 0": (None, described(action=spaces.Discrete(3, start=1))),
     "pair/observation": (None, described(observation=spaces.Text(3))),

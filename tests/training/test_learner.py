@@ -432,6 +432,8 @@ def test_a_loaded_learner_keeps_its_own_options(name: str) -> None:
     rewards = torch.arange(4.0)
     assert torch.equal(second._scaled("hunter", rewards), rewards)
     assert not torch.equal(first._scaled("hunter", rewards), rewards)
+    first.load_state_dict(make(name).state_dict())  # It has seen no rewards.
+    assert torch.equal(first._scaled("hunter", rewards), rewards)
     if name.startswith("iql"):
         assert second.optimizer.param_groups[0]["lr"] == TrainingOptions().value.lr
 
