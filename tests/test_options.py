@@ -81,28 +81,6 @@ def thing(options: Arguments) -> Arguments:
     return options
 
 
-def test_one_declaration_makes_keyword_default_check_and_help() -> None:
-    """The whole of what adding an option takes is the field of a dataclass."""
-
-    @dataclass(frozen=True)
-    class More(Arguments):
-        """One option more."""
-
-        _: KW_ONLY
-        added: Annotated[int, Option("was added", at_least=2)] = 5
-
-    @function(More)
-    def make(options: More) -> int:
-        return options.added
-
-    assert make(1, count=1) == 5
-    assert make(1, count=1, added=np.int64(7)) == 7  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="added must be an integer of at least 2"):
-        make(1, count=1, added=1)
-    assert inspect.signature(make).parameters["added"].default == 5
-    assert "added: was added." in str(make.__doc__)
-
-
 @pytest.mark.parametrize("make", [lambda *a, **k: Thing(*a, **k).options, thing])
 def test_arguments_reach_the_options(make: Any) -> None:
     arguments = make(1, 2, count=np.int64(3), seconds=np.float32(2), switch=np.True_)
@@ -120,6 +98,7 @@ def test_signature_is_the_user_s() -> None:
     assert list(parameters)[:5] == ["first", "second", "count", "last", "limit"]
     assert list(parameters)[-1] == "seconds"
     assert parameters["count"].default is inspect.Parameter.empty
+    assert parameters["seconds"].default == 3.0
     assert parameters["count"].annotation == int | Sequence[int]
     assert inspect.signature(thing).return_annotation is Arguments
     assert "limit: most." in inspect.getdoc(Thing.__init__)

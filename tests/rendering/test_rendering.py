@@ -28,7 +28,6 @@ from marl_collect import (
     to_frames,
     write_video,
 )
-from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import MeltingpotEnv, PettingZooEnv, PettingZooWrapper
 from marl_collect.models import make_policy
 from marl_collect.rendering.overlay import caption, used_part
@@ -139,29 +138,7 @@ def test_play_is_the_same_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None
     assert np.array_equal(list(play(drawing_its_steps, episodes=5, seed=5)), alone)
 
 
-def test_to_frames_repeats_a_recorded_episode(tmp_path: Path) -> None:
-    pytest.importorskip("mpe2", reason="needs the extra mpe")
-    dataset = record(tmp_path / "d", spread, episodes=4, num_workers=2, seed=7)
-    trajectories = dataset.trajectories
-    seed = trajectories.seeds[2]
-    assert seed is not None
-    pictures = to_frames(spread, trajectories[2], seed=seed)
-    assert pictures.shape == (7, 700, 700, 3)
-    with spread() as env:
-        env.set_seed(7)
-        by_hand = env.rollout(6)
-    by_hand_frames = to_frames(spread, by_hand, seed=episode_seed(7, 0, 0))
-    assert len(by_hand_frames) == 7
-    # In the dataset, episode 0 of environment 0 has the same seed.
-    assert by_hand_frames.dtype == np.uint8
-    first = trajectories.seeds.index(episode_seed(7, 0, 0))
-    recorded = to_frames(spread, trajectories[first], seed=episode_seed(7, 0, 0))
-    assert np.array_equal(recorded[0], by_hand_frames[0])
-    with pytest.raises(ValueError, match="at frame 0 .* at agent/observation"):
-        to_frames(spread, trajectories[2], seed=seed + 1)
-
-
-def test_to_frames_compares_the_observation_after_the_last_action() -> None:
+def test_to_frames_compares_every_observation_also_after_the_last_action() -> None:
     def scripted(**script: Any) -> PettingZooWrapper:
         env = ScriptedEnv(Script(**script), render_mode="rgb_array")
         return PettingZooWrapper(env, done_on_any=False)
@@ -172,6 +149,9 @@ def test_to_frames_compares_the_observation_after_the_last_action() -> None:
         to_frames(lambda: scripted(max_cycles=2), rollout, seed=0)
     rollout["next", "agent", "observation"][3, 1, 0] = 7
     with pytest.raises(ValueError, match="after frame 3, the last one, its observatio"):
+        to_frames(lambda: scripted(max_cycles=4), rollout, seed=0)
+    rollout["agent", "observation"][0, 1, 0] = 7
+    with pytest.raises(ValueError, match="at frame 0 .* at agent/observation"):
         to_frames(lambda: scripted(max_cycles=4), rollout, seed=0)
 
 
