@@ -2,7 +2,7 @@
 
 A notebook has a cell per text or block of Python. Run without arguments to run the
 cells and write the notebooks, which takes a minute; with ``--check`` to compare the
-cells only: tests/test_doc_examples.py runs the Python of the pages.
+cells only: tests/test_docs.py runs the Python of the pages.
 """
 
 import ast

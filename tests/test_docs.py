@@ -1,50 +1,28 @@
-"""What the documents list is what there is."""
+"""What the documents list is what there is, and their Python runs.
+
+Every sentence of SECURITY.md has a test.
+"""
 
 import ast
 import re
 import tomllib
 from importlib import import_module
 from pathlib import Path
+from typing import Final
 
 import mkdocs_hooks
 import pytest
+from support.commands import output_of
 from support.scripts import run_python
-from typer.testing import CliRunner
 
-from marl_collect.cli.main import app
 from marl_collect.collectors import (
     Collector,
-    CollectorOptions,
     MultiAsyncCollector,
     MultiSyncCollector,
 )
-from marl_collect.options import declared
-from marl_collect.training.options import PPOOptions, TrainingOptions, ValueOptions
 
-DOCS = Path(__file__).parents[1] / "docs"
-MAKEFILE = DOCS.parent / "Makefile"
-
-
-def first_cells(page: str, section: str = "") -> set[str]:
-    """Names in the first cells of the tables of a page, or below one heading."""
-    section_text = (DOCS / page).read_text()
-    if section:
-        (section_text,) = re.findall(
-            rf"## {section}\n(.*?)\n## ", section_text, re.DOTALL
-        )
-    rows = [line for line in section_text.splitlines() if line.startswith("| ")]
-    return {name for row in rows for name in re.findall(r"`(\w+)", row.split("|")[1])}
-
-
-def test_the_tables_of_arguments_have_every_one_and_no_other() -> None:
-    names = {option.name for option in declared(CollectorOptions)}
-    training = {
-        option.name
-        for kind in (TrainingOptions, PPOOptions, ValueOptions)
-        for option in declared(kind)
-    } - names
-    documented = first_cells("options.md") - training
-    assert documented == names
+ROOT = Path(__file__).resolve().parents[1]
+DOCS, MAKEFILE = ROOT / "docs", ROOT / "Makefile"
 
 
 def test_the_table_of_methods_has_every_one() -> None:
@@ -54,14 +32,17 @@ def test_the_table_of_methods_has_every_one() -> None:
         for name in dir(kind)
         if not name.startswith("_")
     }
-    documented = first_cells("collectors.md", "Every method")
+    text = (DOCS / "collectors.md").read_text()
+    (section,) = re.findall(r"## Every method\n(.*?)\n## ", text, re.DOTALL)
+    cells = re.findall(r"^\| (.*?) \|", section, re.MULTILINE)
+    documented = {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
     # Rows that start with more than a name: `for batch in collector`, `len(collector)`.
     assert methods - documented == set()
     assert documented - methods <= {"for", "len"}
 
 
 def test_every_family_has_a_folder_an_extra_and_its_places_on_the_pages() -> None:
-    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     page = (DOCS / "environments.md").read_text().partition("\n## Families\n")[2]
     rows = page.strip().partition("\n\n")[0].splitlines()[2:]
@@ -75,7 +56,7 @@ def test_every_family_has_a_folder_an_extra_and_its_places_on_the_pages() -> Non
         assert extra in extras
     for name, target in project["entry-points"]["marl_collect.tasks"].items():
         assert target.startswith(f"marl_collect.envs.{name}.provider")
-        assert (DOCS.parent / "envs" / name).is_dir()
+        assert (ROOT / "envs" / name).is_dir()
         assert name in installed_by or name == "pettingzoo"  # Named by its families.
 
 
@@ -85,7 +66,7 @@ def test_tests_that_the_page_of_faults_names_exist() -> None:
     test_names = re.findall(r"`([\w/]+\.py)(?:::(test_\w+))?`", text)
     assert len(test_names) > 30
     for file, test in test_names:
-        places = tests / "faults", tests, DOCS.parent
+        places = tests / "faults", tests, ROOT
         page = next((p / file for p in places if (p / file).exists()), None)
         assert page is not None, f"there is no {file}"
         assert not test or f"def {test}(" in page.read_text(), f"{file}: no {test}"
@@ -98,7 +79,7 @@ def test_messages_name_pages_of_the_documentation_by_their_titles() -> None:
     }
     named = set()
     for folder in ("marl_collect", "envs", "models"):
-        for path in (DOCS.parent / folder).rglob("*.py"):
+        for path in (ROOT / folder).rglob("*.py"):
             tree = ast.parse(path.read_text())
             docstrings = {
                 ast.get_docstring(node, clean=False)
@@ -120,11 +101,11 @@ def test_messages_name_pages_of_the_documentation_by_their_titles() -> None:
 def test_the_page_of_examples_links_to_every_script() -> None:
     text = (DOCS / "examples.md").read_text()
     linked = set(re.findall(r"\]\(\.\./examples/(\w+)\.py\)", text))
-    assert linked == {path.stem for path in (DOCS.parent / "examples").glob("*.py")}
+    assert linked == {path.stem for path in (ROOT / "examples").glob("*.py")}
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for page in [*DOCS.rglob("*.md"), DOCS.parent / "README.md"]:
+    for page in [*DOCS.rglob("*.md"), ROOT / "README.md"]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
@@ -165,7 +146,7 @@ def test_the_build_of_the_site_fails_for_a_problem_in_it(
 def test_the_site_is_built_strictly() -> None:
     (command,) = re.findall(r"^docs: .*\n\t(.*)", MAKEFILE.read_text(), re.MULTILINE)
     assert command.endswith("mkdocs build --strict")
-    hooks = DOCS.parent / "mkdocs.yml"
+    hooks = ROOT / "mkdocs.yml"
     assert "hooks: [scripts/mkdocs_hooks.py]" in hooks.read_text().splitlines()
 
 
@@ -187,11 +168,57 @@ def test_the_reference_has_every_public_name(module: str) -> None:
 
 @pytest.mark.processes
 def test_the_reference_is_that_of_the_source() -> None:
-    process = run_python(DOCS.parent / "scripts" / "reference.py", "--check")
+    process = run_python(ROOT / "scripts" / "reference.py", "--check")
     assert process.returncode == 0, process.stdout + process.stderr
 
 
-ROOT = Path(__file__).resolve().parents[1]
+NOT_RUN = "<!-- not run -->\n"
+BLOCK = re.compile(rf"({NOT_RUN})?```python\n(.*?)```", re.DOTALL)
+NEEDS = {
+    "environments.md": "vmas",
+    "examples.md": "torchrl",
+    "meltingpot.md": "dmlab2d",
+    "quickstart.md": "imageio_ffmpeg",
+    "rendering.md": "imageio_ffmpeg",
+    "tutorials/evaluate.md": "imageio_ffmpeg",
+    "tutorials/own_network.md": "torchrl",
+}
+
+
+def pages() -> list[str]:
+    paths = [
+        page for page in DOCS.rglob("*.md") if BLOCK.search(page.read_text("utf-8"))
+    ]
+    return sorted(str(page.relative_to(DOCS)) for page in paths)
+
+
+def examples(page: str) -> list[str]:
+    """Return the blocks of a page that run."""
+    blocks = BLOCK.findall((DOCS / page).read_text("utf-8"))
+    return [code for skipped, code in blocks if not skipped]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("page", pages())
+@pytest.mark.usefixtures("here")
+def test_the_examples_of_a_page_run(page: str) -> None:
+    for library in ("pettingzoo", "mpe2", "Box2D", NEEDS.get(page, "pettingzoo")):
+        pytest.importorskip(library, reason=f"{page} needs {library}")
+    space = {"__name__": "__main__"}  # As in a notebook.
+    codes = examples(page)
+    for number, code in enumerate(codes):
+        text = code.replace("frames = 20_000", "frames = 1_000")
+        exec(compile(text, f"{page}, block {number}", "exec"), space)
+    # A page whose examples are all left out must say so here.
+    assert codes or page in ("coming_from_torchrl.md", "distribution.md")
+
+
+def test_no_example_hides_behind_another_mark() -> None:
+    for page in DOCS.rglob("*.md"):
+        marks = re.findall(r"^```py(?!thon$).*$", page.read_text("utf-8"), re.M)
+        assert not marks, f"{page.name}: write {NOT_RUN.strip()} before the block"
+
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -243,7 +270,7 @@ def test_its_commands_exist() -> None:
         if tool == "make":
             assert name in targets
         else:
-            assert CliRunner().invoke(app, [name, "--help"]).exit_code == 0
+            assert output_of(name, "--help")
 
 
 def test_its_table_has_every_extra() -> None:
@@ -252,3 +279,117 @@ def test_its_table_has_every_extra() -> None:
     section = README[README.index("| extra | installs |") : README.index("## More")]
     firsts = [line.split("|")[1] for line in section.splitlines() if line[:3] == "| `"]
     assert set(re.findall(r"`(\w+)`", " ".join(firsts))) == set(extras) - {"dev"}
+
+
+TASKS = "cli/test_cli_file_tasks.py::"
+RAY = "distributed/test_cluster.py::"
+WEIGHTS = "models/test_saved_policy.py::"
+CHECKPOINT = "training/test_checkpoint.py::"
+VIEW = "cli/test_cli_view.py::"
+TESTS: Final = {
+    "Run folders and datasets of other people choose no code.": [
+        TASKS + "test_the_task_of_a_run_is_no_code_that_was_not_typed",
+        TASKS + "test_a_dataset_that_is_viewed_runs_no_lua",
+        TASKS + "test_a_saved_page_runs_no_lua",
+    ],
+    "Commands refuse a `module:name` that a file names.": [
+        TASKS + "test_the_task_of_a_run_is_no_code_that_was_not_typed",
+        TASKS + "test_a_dataset_of_code_is_not_drawn",
+    ],
+    "They use only settings that the task's family declares safe, until you type the "
+    "others.": [
+        TASKS + "test_the_settings_of_a_run_lead_to_no_folder",
+        TASKS + "test_a_family_does_not_declare_other_settings_safe",
+        TASKS + "test_every_argument_is_safe_or_known_not_to_be",
+        TASKS + "test_typed_settings_of_this_exploit_run_it",
+    ],
+    "A number in a file can still make an environment slow, or fill the memory.": [
+        TASKS + "test_plain_settings_of_a_run_are_used"
+    ],
+    "`module:name` that you type on the command line imports that module.": [
+        TASKS + "test_what_the_error_advises_plays_the_run"
+    ],
+    "Files of weights, and the checkpoints of runs (`marl-collect compare --resume`), "
+    "are loaded with `torch.load(weights_only=True)`, which runs no code.": [
+        "training/test_report.py::test_reading_runs_no_code",
+        WEIGHTS + "test_options_in_a_file_name_no_code",
+    ],
+    "Their checksums are compared first, so damaged weights are refused.": [
+        WEIGHTS + "test_damage_is_an_error_that_names_the_file_or_changes_no_weight",
+        CHECKPOINT + "test_parts_other_than_those_of_the_checkpoint_are_errors",
+    ],
+    "Datasets are Parquet files.": [
+        "storage/test_storage_writer.py::test_reading_unpickles_nothing_and_follows_links"
+    ],
+    "Opening one runs no code.": [
+        "storage/test_storage_writer.py::test_reading_unpickles_nothing_and_follows_links",
+        TASKS + "test_a_dataset_that_is_viewed_runs_no_lua",
+    ],
+    "A link in its folder is followed, and the file is read as a part of the "
+    "dataset.": [
+        "storage/test_storage_writer.py::test_reading_unpickles_nothing_and_follows_links"
+    ],
+    "A link or a pipe in the folder of a run is not read.": [
+        "training/test_report.py::test_no_link_or_pipe_of_a_run_is_read"
+    ],
+    "`marl-collect view` listens on 127.0.0.1 only.": [
+        VIEW + "test_the_server_listens_on_this_machine_only"
+    ],
+    "It answers only requests with the token of the printed address.": [
+        VIEW + "test_the_token_is_required",
+        VIEW + "test_the_command_prints_the_address_with_the_token",
+    ],
+    "A browser gets the address from a file that only you can read.": [
+        VIEW + "test_the_browser_gets_the_token_from_a_file_of_the_user_alone"
+    ],
+    "Commands print control characters in the text of files escaped.": [
+        "cli/test_cli_consoles.py::test_all_output_is_escaped"
+    ],
+    "Worker processes exchange pickles with their trainer over local sockets.": [
+        "processes/test_sockets.py::test_no_socket_of_a_pool_has_a_name"
+    ],
+    "They have no names, so no other process can open them.": [
+        "processes/test_sockets.py::test_no_socket_of_a_pool_has_a_name"
+    ],
+    "`RayCollector` uses Ray's own connections, which listen on all interfaces of each "
+    "node.": [RAY + "test_a_local_ray_needs_its_token_and_ends_with_the_collector"],
+    "A local Ray that the collector starts answers only those who have its token, from "
+    "Ray 2.60 on.": [
+        RAY + "test_a_local_ray_needs_its_token_and_ends_with_the_collector"
+    ],
+    "With an earlier Ray there is a warning.": [
+        RAY + "test_a_ray_without_tokens_is_warned_of"
+    ],
+    "The token is in `~/.ray`, which the collector closes to other users.": [
+        RAY + "test_a_local_ray_needs_its_token_and_ends_with_the_collector"
+    ],
+    "`marl_collect.interop.benchmarl.Experiment.reload_from_file` unpickles "
+    "`config.pkl`, which BenchMARL writes beside its checkpoints; BenchMARL loads "
+    "the checkpoint itself.": ["interop/test_benchmarl.py::test_a_checkpoint_resumes"],
+    "The lock of a run folder can be opened by its owner only, so other "
+    "users of the machine cannot block a writer.": [
+        "files/test_files.py::test_nobody_else_can_open_a_lock"
+    ],
+}
+ADVICE: Final = {
+    "A Ray cluster must not be reachable by people you do not trust.",
+    "Resume only experiments whose folder nobody else can write to.",
+}
+
+
+def sentences() -> list[str]:
+    text = (ROOT / "SECURITY.md").read_text().partition("\n- ")[2]
+    items = [" ".join(item.split()) for item in text.split("\n- ")]
+    return [s for item in items for s in re.split(r"(?<=\.) (?=[A-Z`])", item)]
+
+
+def test_every_sentence_has_a_test() -> None:
+    assert set(sentences()) == TESTS.keys() | ADVICE
+
+
+@pytest.mark.parametrize("sentence", TESTS)
+def test_its_tests_exist(sentence: str) -> None:
+    assert TESTS[sentence]
+    for test in TESTS[sentence]:
+        file, _, name = test.partition("::")
+        assert f"def {name}(" in (ROOT / "tests" / file).read_text(), test

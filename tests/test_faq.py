@@ -1,6 +1,6 @@
 """The page of questions and errors quotes messages that the package prints."""
 
-import importlib.util
+import importlib
 import os
 import re
 import signal
@@ -13,12 +13,11 @@ from typing import Any
 
 import gymnasium
 import pytest
-from support.packages import skip_without
-from typer.testing import CliRunner
+from support.commands import error_of
+from support.packages import hide, skip_without
 from workloads.counting import CountingEnv, Fault, stuck
 
 from marl_collect import EnvWrapper, MultiSyncCollector, play, write_video
-from marl_collect.cli.main import app
 from marl_collect.cli.tasks import find_factory
 
 pytest.importorskip("mpe2", reason="needs the extra mpe")
@@ -35,9 +34,7 @@ SPREAD: Any = partial(PettingZooEnv, "simple_spread_v3")
 
 def command(*arguments: str) -> None:
     """Run a command; its output is the message."""
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "300"})
-    assert result.exit_code == 2, result.output
-    raise RuntimeError(result.output)
+    raise RuntimeError(error_of(*arguments))
 
 
 def collect(**options: Any) -> None:
@@ -49,15 +46,10 @@ def collect(**options: Any) -> None:
 
 def without(package: str, then: Callable[[], Any]) -> None:
     """Call ``then`` as if a package were not installed."""
-    find_spec = importlib.util.find_spec
-    hidden = {n: m for n, m in sys.modules.items() if n.split(".")[0] == package}
-
-    def found(name: str, parent: str | None = None) -> Any:
-        return None if name == package else find_spec(name, parent)
-
+    parts = [name for name in sys.modules if name.partition(".")[0] == package]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.util, "find_spec", found)
-        for name in {*hidden, package}:
+        hide(patch, package)
+        for name in {*parts, package}:
             patch.setitem(sys.modules, name, None)
         then()
 

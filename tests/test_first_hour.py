@@ -58,24 +58,22 @@ compare simple_spread_v3 --setup ippo-local-shared --setup mappo-local-own --fra
 """One of each command but ``import``, which needs a vault."""
 
 
+@pytest.mark.usefixtures("here")
 def test_an_example_of_each_command_runs_at_80_columns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("mpe2", "Box2D", "torchrl", "minari", "imageio_ffmpeg", "matplotlib"):
         pytest.importorskip(name, reason="needs the extras of every command")
     commands = {str(c.name or c.callback.__name__) for c in app.registered_commands}
     assert {example.split()[0] for example in EXAMPLES} == commands - {"import"}
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", "minari")
     for example in EXAMPLES:
         assert run(example.split()).strip()
 
 
-def test_the_commands_of_the_quickstart_print_what_it_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("here")
+def test_the_commands_of_the_quickstart_print_what_it_shows() -> None:
     pytest.importorskip("mpe2", reason="needs the extra mpe")
-    monkeypatch.chdir(tmp_path)
     assert len(COMMANDS) == 4
     printed = comparable("\n".join(run(command.split()) for command in COMMANDS))
     outputs = re.findall(r"```text\n(.*?)```", QUICKSTART, re.DOTALL)

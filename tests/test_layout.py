@@ -1,6 +1,9 @@
-"""The three folders are one package, and know only what they should."""
+"""The three folders are one package, know only what they should, and import cheaply."""
 
 import ast
+import importlib
+import json
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -15,7 +18,12 @@ from typing import Any
 
 import pytest
 
+import marl_collect
+from marl_collect import lazy
+
 ROOT = Path(__file__).resolve().parents[1]
+with (ROOT / "pyproject.toml").open("rb") as _file:
+    PACKAGES = tomllib.load(_file)["tool"]["setuptools"]["packages"]
 LINKS = {"envs": ROOT / "envs", "models": ROOT / "models"}
 LAYERS = [
     {"errors"},
@@ -178,14 +186,12 @@ def test_every_room_has_a_layer_and_few_modules_are_loose() -> None:
 
 
 def test_every_package_is_listed_in_pyproject() -> None:
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        listed = tomllib.load(file)["tool"]["setuptools"]["packages"]
     inits = [ROOT / "marl_collect", *LINKS.values()]
     packages = {
         dotted(init) for folder in inits for init in folder.rglob("__init__.py")
     }
-    assert packages == set(listed)
-    assert len(listed) == len(packages)
+    assert packages == set(PACKAGES)
+    assert len(PACKAGES) == len(packages)
 
 
 def test_only_the_bridge_imports_torchrl() -> None:
@@ -295,3 +301,77 @@ def test_the_tests_that_make_names_exist() -> None:
     named = re.findall(r"(?<!/)\btests/[\w/.]+", output(*make))
     assert len(named) > 10
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+HEAVY = ("torch", "tensordict", "torchrl", "pettingzoo", "meltingpot", "dmlab2d")
+
+
+PROBE = """
+import importlib, json, os, sys
+
+before = set(sys.modules)
+for name in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        importlib.import_module(name)
+        print(json.dumps([name, sorted(set(sys.modules) - before)]), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, set[str]]:
+    """Return the top-level modules that importing a package in an interpreter adds.
+
+    Each is imported in a fork of an interpreter that has imported nothing of ours.
+    """
+    lines = output(sys.executable, "-c", PROBE, *PACKAGES).splitlines()
+    modules = dict(json.loads(line) for line in lines)
+    return {
+        package: {name.partition(".")[0] for name in names}
+        for package, names in modules.items()
+    }
+
+
+@pytest.mark.processes
+def test_importing_the_package_loads_the_standard_library_only(
+    loaded: dict[str, set[str]],
+) -> None:
+    assert loaded["marl_collect"] <= sys.stdlib_module_names | {"marl_collect"}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("package", PACKAGES)
+def test_importing_a_package_loads_neither_torch_nor_environments(
+    package: str, loaded: dict[str, set[str]]
+) -> None:
+    assert "marl_collect" in loaded[package]
+    assert loaded[package].isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("name", marl_collect.__all__)
+def test_a_public_name_resolves(name: str) -> None:
+    module, attribute = lazy.public_names("marl_collect")[name]
+    assert getattr(marl_collect, name) is getattr(
+        importlib.import_module(module), attribute
+    )
+
+
+def test_no_public_name_is_the_name_of_a_module() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(marl_collect.__path__)}
+    assert modules.isdisjoint(marl_collect.__all__)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_of_a_package_can_be_imported(package: str) -> None:
+    module = importlib.import_module(package)
+    names = getattr(module, "__all__", [])
+    assert set(names) <= set(dir(module))
+    for name in names:
+        getattr(module, name)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'marl_collect' has no attribute 'Colle"):
+        marl_collect.Collektor  # noqa: B018

@@ -30,8 +30,7 @@ from marl_collect.models.mlp import MultiAgentMLP
 from marl_collect.policies.pool import PolicyPool
 from marl_collect.storage import DatasetDescription, Writer, open_dataset
 from marl_collect.training.options import Setup, TrainingOptions
-from marl_collect.training.ppo import PPOLearner
-from marl_collect.training.value_decomposition import ValueLearner
+from marl_collect.training.trainer import make_learner
 
 pytestmark = pytest.mark.processes
 
@@ -88,35 +87,18 @@ def rollout() -> Any:
         return values(env.rollout(9, policy_of())), values(random), values(chosen)
 
 
-def trained(learner: Any, factory: Any) -> Any:
-    collected = Collector(
+def learnt(algorithm: str, factory: Any, **settings: Any) -> Any:
+    few = {"num_cells": (8,), "value.minibatch_frames": 16, "value.warm_up_frames": 0}
+    few |= {"value.minibatch_episodes": 4}
+    options = TrainingOptions(frames=60).with_settings(few | settings)
+    learner = make_learner(describe(factory), Setup(algorithm), options, 0)
+    with Collector(
         [factory] * 2, learner.policy, frames_per_batch=60, total_frames=60, seed=1
-    )
-    with collected as collector:
+    ) as collector:
         metrics = learner.update(collector.next().clone(), progress=0.5)
     weights = [(str(p.dtype), p.tolist()) for p in learner.parameters()]
     learner.load_state_dict(learner.state_dict())
     return metrics, weights
-
-
-def ppo(**settings: Any) -> Any:
-    pytest.importorskip("torchrl")
-    options = TrainingOptions(frames=60).with_settings({"num_cells": (8,), **settings})
-    learner = PPOLearner(describe(make_env), Setup("mappo"), options, seed=0)
-    return trained(learner, make_env)
-
-
-def value_learner(algorithm: str, **settings: Any) -> Any:
-    tiny = {
-        "num_cells": (8,),
-        "value.minibatch_frames": 16,
-        "value.minibatch_episodes": 4,
-        "value.warm_up_frames": 0,
-    }
-    options = TrainingOptions(frames=60).with_settings(tiny | settings)
-    return trained(
-        ValueLearner(describe(hunters), Setup(algorithm), options, seed=0), hunters
-    )
 
 
 def dataset(folder: Path) -> Any:
@@ -172,6 +154,11 @@ def networks() -> Any:
     return dtypes | {p.dtype for p in make_critic(description).parameters()}
 
 
+RECURRENT_IQL: Final = {
+    "recurrent": "gru",
+    "standardise_rewards": True,
+    "value.double_q": True,
+}
 PROGRAMS: Final[dict[str, Callable[..., Any]]] = {
     "Collector": lambda: batches(Collector, policy_of()),
     "MultiSyncCollector": lambda: batches(MultiSyncCollector, policy_of()),
@@ -187,12 +174,10 @@ PROGRAMS: Final[dict[str, Callable[..., Any]]] = {
     "evaluate": lambda: [
         evaluate(policy_of(), make_env, episodes=3, seeds=1).agent_returns
     ],
-    "PPO": ppo,
-    "recurrent PPO": lambda: ppo(recurrent="gru"),
-    "QMIX": lambda: value_learner("qmix"),
-    "recurrent IQL": lambda: value_learner(
-        "iql", recurrent="gru", standardise_rewards=True, **{"value.double_q": True}
-    ),
+    "PPO": lambda: learnt("mappo", make_env),
+    "recurrent PPO": lambda: learnt("mappo", make_env, recurrent="gru"),
+    "QMIX": lambda: learnt("qmix", hunters),
+    "recurrent IQL": lambda: learnt("iql", hunters, **RECURRENT_IQL),
     "dataset": dataset,
     "TorchRL": in_torchrl,
     "check_env": lambda: check_env(make_env),
@@ -226,11 +211,5 @@ def test_asynchronous_workers_collect_with_a_default_device() -> None:
 
 def test_a_network_without_a_description_follows_torch() -> None:
     with default(torch.float64):
-        assert (
-            next(
-                MultiAgentMLP(
-                    5, 2, 3, centralised=False, share_params=True
-                ).parameters()
-            ).dtype
-            == torch.float64
-        )
+        net = MultiAgentMLP(5, 2, 3, centralised=False, share_params=True)
+    assert {weight.dtype for weight in net.parameters()} == {torch.float64}

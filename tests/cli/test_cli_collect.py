@@ -1,6 +1,5 @@
 """``marl-collect collect``, mostly in a process of its own, with real signals."""
 
-import contextlib
 import os
 import re
 import signal
@@ -13,16 +12,13 @@ from types import SimpleNamespace
 import fsspec
 import psutil
 import pytest
-import torch
+from support.commands import error_of, output_of, run
 from support.processes import SOON
 from support.scripts import Program, start_python
 from support.stores import s3_server
-from typer.testing import CliRunner, Result
 from workloads.counting import CountingEnv
 
-from marl_collect import Collector, record
-from marl_collect.cli.main import app
-from marl_collect.models import make_policy
+from marl_collect import Collector
 from marl_collect.storage import DatasetDescription, Writer, copy, open_dataset
 
 pytestmark = pytest.mark.processes
@@ -45,12 +41,6 @@ def collect(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]"
         out, err = command.communicate(timeout=SOON)
     assert_nothing_is_left(command.pid)
     return subprocess.CompletedProcess(arguments, command.wait(), out, err)
-
-
-def collect_here(folder: Path, *arguments: str) -> Result:
-    """Run the command in this process, where it starts faster."""
-    with contextlib.chdir(folder):
-        return CliRunner().invoke(app, ["collect", *arguments], env={"COLUMNS": "200"})
 
 
 def assert_nothing_is_left(session: int) -> None:
@@ -108,14 +98,15 @@ def test_collect_writes_multiwalker_data_and_prints_a_summary(tmp_path: Path) ->
     assert "runs/multiwalker_v9-1" in output
 
 
-def test_workers_do_not_change_data_and_a_second_run_appends(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("here")
+def test_workers_do_not_change_data_and_a_second_run_appends() -> None:
     options = [COUNTING, "--frames", "40", "--policy", "random", "--quiet"]
+    options += ["--frames-per-batch", "900"]
     spread = {"7": ["--envs-per-worker", "4"], "8": ["--workers", "4"]}
     for seed, workers in spread.items():
         more = (*workers, "--seed", seed, "--out", "d")
-        result = collect_here(tmp_path, *options, *more)
-        assert (result.stdout, result.stderr) == ("d\n", "")
-    dataset = open_dataset(tmp_path / "d")
+        assert output_of("collect", *options, *more) == "d "
+    dataset = open_dataset("d")
     assert [run.seed for run in dataset.runs] == [7, 8]
     for seed, frames in zip(spread, dataset.transitions[:].split(40), strict=True):
         collector = Collector([CountingEnv] * 4, frames_per_batch=40, seed=int(seed))
@@ -138,22 +129,8 @@ def test_the_speed_includes_the_end_of_writing(
     monkeypatch.setattr(Writer, "close", slow)
     out = tmp_path / "d"
     arguments = ["collect", COUNTING, amount, "40", "--policy", "random"]
-    result = CliRunner().invoke(app, [*arguments, "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    frames = len(open_dataset(out))
-    assert re.search(rf"frames/s +{frames / 100:,.0f}, writing", result.output)
-
-
-def test_episodes_collects_only_complete_episodes(tmp_path: Path) -> None:
-    options = [COUNTING, "--episodes", "5", "--workers", "2", "--seed", "4"]
-    result = collect_here(tmp_path, *options, "--policy", "random", "--out", "d")
-    assert result.exit_code == 0, result.stderr
-    dataset = open_dataset(tmp_path / "d")
-    expected = record(tmp_path / "e", CountingEnv, episodes=5, num_workers=2, seed=4)
-    assert len(dataset.trajectories) == len(expected.trajectories) == 5
-    assert dataset.trajectories.episodes == expected.trajectories.episodes
-    assert (dataset.transitions[:] == expected.transitions[:]).all()
-    assert re.search(r"episodes +5 *\n", result.stdout)
+    text = output_of(*arguments, "--out", out)
+    assert f"frames/s {len(open_dataset(out)) / 100:,.0f}, writing" in text
 
 
 def test_ctrl_c_keeps_complete_batches_and_prints_the_folder(tmp_path: Path) -> None:
@@ -243,18 +220,6 @@ def test_environment_errors_are_reported_and_batches_kept(tmp_path: Path) -> Non
     assert re.search(r"deleted is gone, to which \d+ frames were", process.stderr)
 
 
-def test_a_checkpoint_of_the_mlp_is_used_and_recorded(tmp_path: Path) -> None:
-    description = CountingEnv().description
-    torch.save(make_policy(description).state_dict(), tmp_path / "weights.pt")
-    options = [COUNTING, "--frames", "20", "--frames-per-batch", "900", "--quiet"]
-    result = collect_here(tmp_path, *options, "--out", "d", "--policy", "weights.pt")
-    assert result.exit_code == 0, result.stderr
-    dataset = open_dataset(tmp_path / "d")
-    assert 20 <= len(dataset) < 100
-    (run,) = dataset.runs
-    assert run.policy["checkpoint"] == str(tmp_path / "weights.pt")
-
-
 @pytest.fixture(scope="module")
 def s3() -> Iterator[dict[str, str]]:
     """Environment variables of a local S3 server, which has the bucket ``bucket``."""
@@ -278,10 +243,10 @@ def _in_store(
 @pytest.mark.usefixtures("_in_store")
 def test_a_collection_is_copied_to_a_store(tmp_path: Path) -> None:
     url = "s3://bucket/collected"
-    for run in (1, 2):
+    for number in (1, 2):
         result = collect(tmp_path, COUNTING, "--frames", "4000", "--out", url)
         assert result.returncode == 0, result.stderr
-        folder = f"runs/workloads.counting-CountingEnv-{run}"
+        folder = f"runs/workloads.counting-CountingEnv-{number}"
         assert f"Copying the last files to {url}" in result.stderr
         lines = [line.split() for line in result.stdout.splitlines()]
         assert ["written", "to", folder] in lines
@@ -294,40 +259,36 @@ def test_a_collection_is_copied_to_a_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_in_store")
-def test_uncopied_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncopied_files_stay(here: Path) -> None:
     options = ("--frames", "4000", "--out", "s3://later/d")
-    result = collect_here(tmp_path, COUNTING, *options)
+    code, text = run("collect", COUNTING, *options)
     folder = "runs/workloads.counting-CountingEnv-1"
-    assert result.exit_code == 1
-    assert "Traceback" not in result.stderr
-    text = " ".join(result.stderr.split())
+    assert code == 1
+    assert "Traceback" not in text
     assert "bucket does not exist Not everything could be copied." in text
     assert f"4,000 frames in complete batches are in {folder}." in text
     command = f"marl-collect copy {folder} s3://later/d"
     assert f"`{command}` copies what s3://later/d lacks." in text
-    assert len(open_dataset(tmp_path / folder)) == 4000
+    assert len(open_dataset(here / folder)) == 4000
     # The command does it, once there is a bucket.
     fsspec.filesystem("s3").mkdir("later")
-    monkeypatch.chdir(tmp_path)
-    again = CliRunner().invoke(app, command.split()[1:])
-    assert again.exit_code == 0, again.output
+    output_of(*command.split()[1:])
     assert len(open_dataset("s3://later/d")) == 4000
 
 
 @pytest.mark.usefixtures("_in_store")
-def test_a_store_that_is_not_suited_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_store_that_is_not_suited_is_refused_at_once(here: Path) -> None:
     description = DatasetDescription("other", CountingEnv().description)
-    with Writer(tmp_path / "other", description) as writer:
+    with Writer(here / "other", description) as writer:
         writer.add(Collector(CountingEnv, frames_per_batch=20).next())
-    copy(tmp_path / "other", "s3://bucket/other")
+    copy(here / "other", "s3://bucket/other")
     for url, message in (
         ("s3://bucket/other", "s3://bucket/other holds a dataset of another kind"),
         ("nothing://x/y", "nothing://x/y cannot be read or written: .*Protocol not kn"),
     ):
-        result = collect_here(tmp_path, COUNTING, "--out", url)
-        assert result.exit_code == 2
-        assert re.search(f"error: {message}", result.stderr)
-        assert not (tmp_path / "runs").exists()
+        text = error_of("collect", COUNTING, "--out", url)
+        assert re.search(f"error: {message}", text)
+        assert not (here / "runs").exists()
 
 
 @pytest.mark.usefixtures("_in_store")

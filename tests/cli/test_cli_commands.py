@@ -20,11 +20,8 @@ from marl_collect.storage import DatasetDescription, RunDescription, Writer
 COUNTING = "workloads.counting:CountingEnv"
 
 
-def test_a_file_of_the_name_of_an_unknown_task_is_mentioned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("race.py").touch()
+def test_a_file_of_the_name_of_an_unknown_task_is_mentioned(here: Path) -> None:
+    (here / "race.py").touch()
     for task in ("race", "race.py", "./race.py"):
         text = error_of("info", task)
         assert "race.py builds, add its name: race:NAME." in text
@@ -112,7 +109,7 @@ for _command in ("info", "collect", "play", "compare"):
 @pytest.mark.processes
 @pytest.mark.parametrize("command", REFUSED)
 def test_a_wrong_command_is_refused_before_anything_starts(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, here: Path
 ) -> None:
     if "simple_" in command:
         pytest.importorskip("mpe2", reason="needs the extra mpe")
@@ -120,11 +117,8 @@ def test_a_wrong_command_is_refused_before_anything_starts(
         pytest.importorskip("pettingzoo", reason="needs the extra pettingzoo")
     if "compare" in command:
         pytest.importorskip("matplotlib", reason="needs the extra plot")
-    monkeypatch.chdir(tmp_path)
-    text = error_of(*command.split())
-    assert REFUSED[command] in text
-    assert "Traceback" not in text
-    assert list(tmp_path.iterdir()) == []
+    assert REFUSED[command] in error_of(*command.split())
+    assert list(here.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", ["collect", "play", "render"])

@@ -1,5 +1,9 @@
-"""``marl-collect compare`` writes folders, tables and a picture."""
+"""``marl-collect compare`` writes folders, tables and a picture.
 
+With ``--jobs``, it trains runs side by side, each in its process.
+"""
+
+import contextlib
 import io
 import json
 import os
@@ -13,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import psutil
 import pytest
 from rich.console import Console
 from support.commands import error_of, output_of, run
@@ -27,7 +32,7 @@ from workloads.counting import CountingEnv
 
 from marl_collect import describe
 from marl_collect.cli.training_progress import TrainingProgress
-from marl_collect.files.locks import FolderLock
+from marl_collect.files.locks import LOCK, FolderLock
 from marl_collect.training import comparison
 from marl_collect.training.comparison import Comparison, check_settings, default_setups
 from marl_collect.training.evaluating import EvaluationRecord
@@ -39,8 +44,6 @@ from marl_collect.training.trainer import Task
 pytestmark = pytest.mark.processes
 
 TASK = "workloads.counting:CountingEnv"
-
-
 ONE_RUN = ["--frames=80", "--workers=1", "--jobs=1"]
 SMALL = [*ONE_RUN, "--env=n_prey=0", *flags(SHORT)]
 SMALL_PPO = [*SMALL, "--set=ppo.epochs=1"]
@@ -135,9 +138,7 @@ def test_ctrl_c_keeps_the_runs_and_resume_continues_them(tmp_path: Path) -> None
     assert (folder / "checkpoints" / "last.pt").exists()
     text = output_of("compare", "--report", str(tmp_path / "out"))
     assert "appear in the curves only: 1 of 1. To continue" in text
-    config = json.loads((folder / "config.json").read_text())
-    config["options"]["frames"] = 160  # As if --frames 160 had been given.
-    (folder / "config.json").write_text(json.dumps(config))
+    shorten(folder, 160)
     text = output_of("compare", TASK, *arguments, "--frames", "160", "--resume")
     assert " 0 frames:" not in text
     assert json.loads((folder / "result.json").read_text())["frames"] >= 160
@@ -231,61 +232,55 @@ def test_settings_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(f"{name} " in text for name in TrainingOptions().settings())
 
 
-@pytest.mark.parametrize(
-    ("setups", "setting", "ignored"),
-    [
-        (["ippo-local-shared"], "value.tau=0.5", True),
-        (["ippo-local-shared"], "ppo.sequence_frames=4", True),
-        (["vdn-local-shared"], "ppo.lr=0.1", True),
-        (["vdn-local-shared"], "reward=team", True),
-        (["iql-local-shared"], "reward=team", False),
-        (["iql-local-shared"], "value.mixing_cells=8", True),
-        (["vdn-local-shared"], "value.mixing_cells=8", True),
-        (["vdn-local-shared"], "value.minibatch_episodes=8", True),
-        (["vdn-local-shared"], "value.minibatch_frames=8", False),
-        (["qmix-local-shared"], "value.mixing_cells=8", False),
-        (["vdn-local-shared", "qmix-local-shared"], "value.mixing_gain=1", False),
-        (["vdn-local-shared", "mappo-local-shared"], "ppo.lr=0.1", False),
-        (["ippo-local-shared"], "ppo.lr=0.1", False),
-        (["maa2c-local-shared"], "ppo.episodes_per_batch=4", False),
-        (["vdn-local-shared", "iql-local-shared"], "ppo.episodes_per_batch=4", True),
-        (["vdn-local-shared"], "value.tau=0.1", False),
-        (["ippo-local-shared", "qmix-local-shared"], "network=attention", True),
-        (["ippo-local-shared"], "ppo.popart=true", True),
-        (["ippo-centralised-shared"], "network=attention", False),
-        (["mappo-local-shared"], "network=attention", False),
-        (["vdn-centralised-shared"], "network=attention", False),
-        (["maddpg-local-shared"], "gamma=0.9", False),
-        (["maddpg-local-shared"], "value.lr=0.1", False),
-        (["maddpg-local-shared"], "value.minibatch_episodes=8", True),
-        (["maddpg-local-shared"], "value.noise=0.1", False),
-        (["qmix-local-shared"], "value.noise=0.1", True),
-        (["maddpg-local-shared"], "value.epsilon_end=0.1", True),
-        (["qmix-local-shared"], "value.epsilon_end=0.1", False),
-        (["maddpg-local-shared"], "ppo.lr=0.1", True),
-        (["ippo-local-shared", "vdn-local-shared"], "hidden_size=8", True),
-        (["maddpg-local-shared"], "conv_dtype=bfloat16", True),
-    ],
-)
-def test_a_setting_that_no_setup_reads_is_refused(
-    setups: list[str], setting: str, ignored: bool, tmp_path: Path
-) -> None:
-    name, _, text = setting.partition("=")
-    texts = ("reward", "network", "conv_dtype")
-    value = text if name in texts else json.loads(text)
-    comparison = Comparison(
-        Task(TASK, CountingEnv, CountingEnv().description, {}),
-        [Setup.parse(setup) for setup in setups],
-        [0],
-        TrainingOptions().with_settings({name: value}),
-        tmp_path,
-    )
-    if not ignored:
-        check_settings(comparison, [name])
-        return
-    names = ", ".join(setups)
-    with pytest.raises(ValueError, match=f"{name} has no effect on {names}: omit"):
-        check_settings(comparison, [name])
+EFFECTS = {
+    "ippo-local-shared": (
+        "value.tau=0.5 ppo.sequence_frames=4 ppo.popart=true",
+        "ppo.lr=0.1",
+    ),
+    "vdn-local-shared": (
+        "ppo.lr=0.1 reward=team value.mixing_cells=8 value.minibatch_episodes=8",
+        "value.minibatch_frames=8 value.tau=0.1",
+    ),
+    "iql-local-shared": ("value.mixing_cells=8", "reward=team"),
+    "qmix-local-shared": (
+        "value.noise=0.1",
+        "value.mixing_cells=8 value.epsilon_end=0.1",
+    ),
+    "maddpg-local-shared": (
+        "value.minibatch_episodes=8 value.epsilon_end=0.1 ppo.lr=0.1",
+        "gamma=0.9 value.lr=0.1 value.noise=0.1",
+    ),
+    "maddpg-local-own": ("conv_dtype=bfloat16", ""),
+    "maa2c-local-shared": ("", "ppo.episodes_per_batch=4"),
+    "ippo-centralised-shared": ("", "network=attention"),
+    "mappo-local-shared": ("", "network=attention"),
+    "vdn-centralised-shared": ("", "network=attention"),
+    "vdn-local-shared qmix-local-shared": ("", "value.mixing_gain=1"),
+    "vdn-local-shared mappo-local-shared": ("", "ppo.lr=0.1"),
+    "vdn-local-shared iql-local-shared": ("ppo.episodes_per_batch=4", ""),
+    "ippo-local-shared vdn-local-shared": ("hidden_size=8", ""),
+    "ippo-local-shared qmix-local-shared": ("network=attention", ""),
+}
+"""Setups, settings that none of them reads, and settings that one of them does."""
+
+
+@pytest.mark.parametrize("names", EFFECTS)
+def test_a_setting_that_no_setup_reads_is_refused(names: str, tmp_path: Path) -> None:
+    setups = [Setup.parse(name) for name in names.split()]
+    task = Task(TASK, CountingEnv, CountingEnv().description, {})
+    ignored, used = (settings.split() for settings in EFFECTS[names])
+    for setting in (*ignored, *used):
+        name, _, text = setting.partition("=")
+        texts = ("reward", "network", "conv_dtype")
+        value = text if name in texts else json.loads(text)
+        options = TrainingOptions().with_settings({name: value})
+        comparison = Comparison(task, setups, [0], options, tmp_path)
+        if setting in used:
+            check_settings(comparison, [name])
+            continue
+        message = f"{name} has no effect on {', '.join(names.split())}: omit"
+        with pytest.raises(ValueError, match=message):
+            check_settings(comparison, [name])
 
 
 def test_a_second_command_cannot_write_to_the_same_folder(tmp_path: Path) -> None:
@@ -305,7 +300,7 @@ from workloads.pair import PairEnv
 
 
 def failing():
-    return CountingEnv(n_prey=0, fault=Fault("raise", "step", at=60))
+    return CountingEnv(n_prey=0, fault=Fault("raise", "step", at=30))
 
 
 def unseen():
@@ -321,11 +316,10 @@ def stacked(max_cycles=5, render_mode=None):
 
 
 @pytest.fixture
-def odd_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def odd_tasks(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Return the name of a module with tasks that fail, in the current folder."""
-    (tmp_path / "odd_tasks_of_compare.py").write_text(ODD_TASKS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    (here / "odd_tasks_of_compare.py").write_text(ODD_TASKS)
+    monkeypatch.syspath_prepend(str(here))
     yield "odd_tasks_of_compare"
     sys.modules.pop("odd_tasks_of_compare", None)
 
@@ -388,10 +382,8 @@ def test_a_video_that_cannot_be_recorded_fails_before_training(odd_tasks: Any) -
     assert not Path("out").exists()
 
 
-def test_damaged_results_of_a_comparison_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_damaged_results_of_a_comparison_are_named() -> None:
     text = output_of("compare", TASK, *ONE, "--env", "n_prey=0")
     contents = {p: p.read_bytes() for p in Path("out").rglob("*.json")}
     folder = Path("out/ippo-local-own/seed_0")
@@ -407,3 +399,124 @@ def test_damaged_results_of_a_comparison_are_named(
         text = error_of("compare", "--report", "out")
         assert f"error: {path if path.parent == Path('out') else folder}" in text
         assert message in text
+
+
+TWO_RUNS = ["--setup", "ippo-local-shared", "--seeds", "2", "--workers=1"]
+TWO_RUNS += ["--env=n_prey=0", *flags(SHORT | {"ppo.epochs": 1})]
+RUNS = ("ippo-local-shared/seed_0", "ippo-local-shared/seed_1")
+SLOW: Any = {"seconds": 300.0}
+LONG: Any = {"timeout": 300.0}
+ENDLESS = ["--frames", "100000000", "--set", "eval_interval=40"]
+
+
+def has_checkpoint(run: Path) -> bool:
+    return (run / "checkpoints" / "last.pt").exists()
+
+
+def process_of(run: Path) -> psutil.Process | None:
+    """Return the process that trains a run: it has opened the run's lock."""
+    lock = str((run / LOCK).resolve())
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(file.path == lock for file in process.open_files()):
+                return process
+    return None
+
+
+def shorten(run: Path, frames: int) -> None:
+    """Change a run's configuration, as if it had been started with fewer frames."""
+    folder = RunFolder(run)
+    config = folder.read_json("config.json")
+    config["options"]["frames"] = frames
+    folder.write_json("config.json", config)
+
+
+@pytest.mark.timeout(900)
+def test_runs_side_by_side_have_the_same_results(tmp_path: Path) -> None:
+    rows = {}
+    for jobs in (1, 2):
+        out = tmp_path / str(jobs)
+        text = output_of(
+            "compare", TASK, *TWO_RUNS, "--jobs", jobs, "--frames", 80, "--out", out
+        )
+        assert (out / "report.md").exists()
+        for name in RUNS:
+            rows[jobs, name] = [
+                {k: v for k, v in row.items() if not k.startswith("seconds")}
+                for row in RunFolder(out / name).rows()
+            ]
+            assert RunFolder(out / name).read_json("result.json")["frames"] == 80
+        log = (out / "progress.log").read_text()
+    for name in RUNS:
+        assert rows[1, name] == rows[2, name] != []
+    # Each line names its run.
+    for seed in (0, 1):
+        line = f"ippo-local-shared, seed {seed}: 80 frames: return "
+        assert log.count(line) == text.count(line) == 1
+
+
+@pytest.mark.timeout(900)
+def test_one_signal_saves_all_runs_and_resume_continues_them(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with start(*TWO_RUNS, "--jobs=2", f"--out={out}", *ENDLESS) as command:
+        wait_until(lambda: all(has_checkpoint(out / name) for name in RUNS), **SLOW)
+        first, second = (process_of(out / name) for name in RUNS)
+        assert first
+        assert second
+        assert len({first.pid, second.pid, command.pid}) == 3
+        os.kill(command.pid, signal.SIGINT)  # Only the command, not its group.
+        _, errors = command.communicate(**LONG)
+        assert command.returncode == 130
+        assert "Traceback" not in errors
+        assert "Interrupted: the runs are in" in errors
+        assert errors.count("finishing this batch, then saving") == 1
+        wait_until(lambda: not (first.is_running() or second.is_running()))
+    frames = 40 * max(len(RunFolder(out / name).rows()) for name in RUNS) + 80
+    for name in RUNS:
+        shorten(out / name, frames)
+    more = ["--frames", frames, "--resume", "--set=eval_interval=40"]
+    text = output_of("compare", TASK, *TWO_RUNS, "--jobs", 2, "--out", out, *more)
+    assert ": 0 frames: return" not in text
+    for name in RUNS:
+        assert len(RunFolder(out / name).rows()) == frames // 40
+
+
+@pytest.mark.timeout(900)
+def test_a_run_whose_process_is_killed_does_not_stop_the_other(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    frames = ["--frames", "2000", "--set", "eval_interval=400"]
+    with start(*TWO_RUNS, "--jobs=2", f"--out={out}", *frames) as command:
+        wait_until(lambda: process_of(out / RUNS[1]) is not None, **SLOW)
+        victim = process_of(out / RUNS[1])
+        assert victim
+        victim.kill()
+        _, errors = command.communicate(**LONG)
+    assert command.returncode == 1
+    assert "killed by SIGKILL" in errors
+    assert "error: 1 of 2 runs ended early" in errors
+    assert [(out / name / "result.json").exists() for name in RUNS] == [True, False]
+
+
+@pytest.mark.timeout(900)
+def test_an_error_of_the_environment_is_told_for_each_run(odd_tasks: Any) -> None:
+    words = [word for word in TWO_RUNS if word != "--env=n_prey=0"]
+    more = ["--jobs", "2", "--frames", "80", "--out", "out"]
+    code, text = run("compare", f"{odd_tasks}:failing", *words, *more)
+    assert code == 1, text
+    for seed in (0, 1):
+        assert f"seed {seed}: CountingError: fault in step" in text
+    assert "Traceback" not in text
+    assert Path("out/progress.log").read_text().count("raise CountingError") >= 2
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_reports_that_cannot_be_written_stop_no_run(jobs: int, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "report.md").mkdir(parents=True)
+    code, text = run(
+        "compare", TASK, *TWO_RUNS, "--jobs", jobs, "--frames", "80", "--out", out
+    )
+    assert code, text
+    assert "report.md" in text
+    assert all((out / name / "result.json").exists() for name in RUNS)

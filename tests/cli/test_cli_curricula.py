@@ -43,10 +43,9 @@ LEARNS = ("--curriculum", "stairs:tasks")
 
 
 @pytest.fixture(autouse=True)
-def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "stairs.py").write_text(STAIRS)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
+def own_module(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "stairs.py").write_text(STAIRS)
+    monkeypatch.syspath_prepend(here)
     # The first test of a process imports it; no folder but that of a run may appear.
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 

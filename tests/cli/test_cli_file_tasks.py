@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import threading
 import urllib.request
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from support.commands import error_of, output_of, run
 from support.datasets import record_here
+from support.runs import SHORT, flags
 from workloads.counting import CountingEnv
 
 from marl_collect.cli import view
@@ -21,6 +23,7 @@ from marl_collect.cli.policies import PolicyRequest
 from marl_collect.cli.runs import what_to_play
 from marl_collect.cli.viewer import server
 from marl_collect.programs.task_providers import providers
+from marl_collect.storage import open_dataset
 
 LAB2D = "lab2d/commons_harvest"
 LEVEL = 'os.execute("touch {}")\nerror("It ran.")\n'
@@ -43,9 +46,9 @@ def write_run(folder: Path, task: str, env_kwargs: Any, **options: Any) -> Path:
 
 
 @pytest.fixture
-def proof(tmp_path: Path) -> Path:
+def proof(here: Path) -> Path:
     """Return the file that every exploit would create."""
-    return tmp_path / "proof"
+    return here / "proof"
 
 
 @pytest.fixture
@@ -87,9 +90,8 @@ def completed(arguments: Sequence[str], task: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("arguments", COMMANDS)
 def test_the_task_of_a_run_is_no_code_that_was_not_typed(
-    arguments: list[str], command: Path, proof: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], command: Path, proof: Path
 ) -> None:
-    monkeypatch.chdir(proof.parent)
     # A typed task gets no settings of the run either: its code may do anything with
     # them.
     text = error_of(*completed(arguments, "os:system", command))
@@ -103,10 +105,7 @@ def test_the_task_of_a_run_is_no_code_that_was_not_typed(
         assert f"pass os:system as TASK, with --policy {policy} --env" in text
 
 
-def test_what_the_error_advises_plays_the_run(
-    command: Path, proof: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(proof.parent)
+def test_what_the_error_advises_plays_the_run(command: Path, proof: Path) -> None:
     _, text = run("play", command, "--policy=random")
     (advice,) = re.findall(r"pass (.*)\. $", text)
     advice = advice.replace("as TASK, with ", "")
@@ -131,9 +130,8 @@ def test_resuming_takes_no_task_from_the_folder(command: Path, proof: Path) -> N
 
 @pytest.mark.parametrize("arguments", COMMANDS)
 def test_the_settings_of_a_run_lead_to_no_folder(
-    arguments: Any, lua: Any, proof: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: Any, lua: Any, proof: Path
 ) -> None:
-    monkeypatch.chdir(proof.parent)
     folder = write_run(proof.parent / "run", LAB2D, lua)
     text = error_of(*completed(arguments, LAB2D, folder))
     assert "may lead to files or code: settings.levelDirectory. If" in text
@@ -379,3 +377,69 @@ def test_every_argument_is_safe_or_known_not_to_be(family: str, module: str) -> 
 
 def _is_object(default: Any) -> bool:
     return type(default).__module__ != "builtins"
+
+
+TASK = "simple_spread_v3"
+SETTINGS = SHORT | {"max_frames_per_traj": 5, "ppo.epochs": 1}
+
+
+def acting(source: str = "") -> PolicyRequest:
+    return PolicyRequest(source, centralised=False, share_params=True, seed=0)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a comparison with one run, whose settings are its own."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("mpe2")
+    folder = tmp_path_factory.mktemp("runs")
+    arguments = ["--frames=40", "--seeds=1", "--workers=1", "--setup=ippo-local-shared"]
+    arguments += ["--env=N=2", "--env=max_cycles=30"]
+    output_of("compare", TASK, *arguments, *flags(SETTINGS), "--out", str(folder))
+    return folder
+
+
+@pytest.mark.processes
+def test_a_folder_stands_for_task_settings_and_policy(trained: Path) -> None:
+    folder = trained / "ippo-local-shared" / "seed_0"
+    expected = output_of(
+        *("play", TASK, "--policy", str(folder / "checkpoints" / "best.pt")),
+        *("--env=N=2", "--env=max_cycles=30"),
+        *("--max-frames-per-traj=5", "--episodes=3"),
+    )
+    assert " mean 5.0 " in expected
+    for arguments in (
+        [str(folder)],
+        [str(trained)],  # It has one run.
+        [TASK, "--policy", str(folder)],
+        [TASK, "--policy", str(folder / "checkpoints" / "best.pt")],
+    ):
+        assert output_of("play", *arguments, "--episodes=3") == expected
+
+
+@pytest.mark.processes
+def test_the_settings_of_a_run_of_another_task_are_not_used(trained: Path) -> None:
+    played = what_to_play("other", acting(str(trained)), ["a=1"], None)
+    assert (played.env_kwargs, played.max_frames_per_traj) == ({"a": 1}, None)
+    played = what_to_play("other", acting(), None, None)
+    assert played.policy.source == "random"
+
+
+@pytest.mark.processes
+def test_collect_writes_data_of_a_run(trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    output_of("collect", str(trained), "--frames=40", "--out", str(out), "--quiet")
+    assert max(open_dataset(out).trajectories.lengths) == 5
+
+
+@pytest.mark.processes
+def test_a_folder_with_the_name_of_a_task_is_not_taken_for_it(
+    trained: Path, here: Path
+) -> None:
+    shutil.copytree(trained, here / "simple_tag_v3")
+    (here / "random").mkdir()
+    for policy, expected in (("", "random"), ("mlp", "mlp")):
+        play = what_to_play("simple_tag_v3", acting(policy), None, None)
+        assert (play.task, play.policy.source) == ("simple_tag_v3", expected)
+    play = what_to_play("./simple_tag_v3", acting(), None, None)
+    assert play.task == TASK

@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.browser import CHROMIUM, Browser
 from support.commands import error_of, output_of, run
 from support.processes import SOON, wait_until
-from support.scripts import LIMIT, start_python
+from support.scripts import LIMIT, run_python, start_python
 from workloads.counting import CountingEnv
 
 from marl_collect import record
@@ -47,6 +48,7 @@ def make(frames=3):
     return FrameStack(CountingEnv(), frames)
 """
 TASK = "workloads.counting:CountingEnv"
+VIEW = ("-m", "marl_collect.cli.main", "view")
 
 
 @pytest.fixture(scope="module")
@@ -392,14 +394,9 @@ def test_the_requests_of_the_page_have_its_token(running: server.Viewer) -> None
 
 
 def test_the_command_prints_the_address_with_the_token(data: Path) -> None:
-    view = ("-m", "marl_collect.cli.main", "view", data, "--no-browser")
-    with start_python(*view) as program:
-        assert program.stdout is not None
-        address = program.stdout.readline().split()[0]
+    with served(data) as address:
         assert status(address)[0] == 200
         assert status(address.partition("?")[0])[0] == 403
-        program.send_signal(signal.SIGINT)
-        assert program.wait(LIMIT) == 0
 
 
 def test_the_server_listens_on_this_machine_only(running: server.Viewer) -> None:
@@ -501,10 +498,8 @@ def test_a_stack_of_pictures_shows_its_newest_one(tmp_path: Path) -> None:
     assert view.picture(0, 1, 2) == to_png(to_picture(stacks[2, 1, 1]))
 
 
-def test_a_wrapped_environment_is_drawn_by_a_task_that_builds_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_a_wrapped_environment_is_drawn_by_a_task_that_builds_it() -> None:
     Path("stacks_of_view.py").write_text(STACKS)
     record("data", find_factory("stacks_of_view:make", {}), episodes=1, num_workers=1)
     dataset = open_dataset("data")
@@ -522,3 +517,83 @@ def test_the_script_is_valid(tmp_path: Path) -> None:
     (script,) = re.findall(r"<script>(.*?)</script>", server.page(), re.DOTALL)
     (tmp_path / "page.js").write_text(script)
     subprocess.run(["node", "--check", str(tmp_path / "page.js")], check=True)
+
+
+RETURNS = ["-10", "-9", "6", "12"]
+LENGTHS = ["11", "5", "5", "8"]
+NUMBERS = ".row > span:nth-child(1)"
+TEAM = ".row > span:nth-child(2)"
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    with Browser(tmp_path / "profile") as browser:
+        yield browser
+        assert browser.errors == []
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve the page of a folder; yield its address."""
+    with start_python(*VIEW, folder, "--no-browser") as program:
+        assert program.stdout is not None
+        yield program.stdout.readline().split()[0]
+        program.send_signal(signal.SIGINT)
+        assert program.wait(LIMIT) == 0
+
+
+def plays_and_filters(browser: Browser, address: str) -> None:
+    browser.open(address)
+    browser.wait_for("document.querySelectorAll('.row').length === 4")
+    browser.wait_for("document.getElementById('about').textContent !== ''")
+    assert browser.texts(TEAM) == RETURNS
+    assert browser.texts(".row > span:nth-child(3)") == LENGTHS
+    assert browser.texts("#about")[0].startswith("Episode 0: ")
+    assert "The episodes cannot be drawn" in browser.texts("#pictures")[0]
+    browser.click(".row:nth-of-type(2)")
+    browser.wait_for("document.getElementById('at').textContent === 'frame 0 of 5'")
+    assert browser.texts("#about")[0].startswith("Episode 1: ")
+    assert browser.texts(".row.chosen > span")[0] == "1"
+    # In one call: the episode may have ended by the next one.
+    play = "document.getElementById('play')"
+    assert browser.value(f"{play}.click(), {play}.textContent") == "Pause"
+    browser.wait_for("document.getElementById('at').textContent === 'frame 4 of 5'")
+    browser.wait_for("document.getElementById('play').textContent === 'Play'")
+    captions = browser.texts(".charts figcaption")
+    assert "cumulative return" in captions[1]
+    browser.fill("#from", "-9.5")
+    assert browser.texts(NUMBERS) == ["1", "2", "3"]
+    browser.fill("#to", "7")
+    assert browser.texts(TEAM) == ["-9", "6"]
+    assert browser.texts("#count") == ["2 of 4"]
+    browser.fill("#order", "high")
+    assert browser.texts(TEAM) == ["6", "-9"]
+    browser.fill("#from", "")
+    browser.fill("#to", "")
+    assert browser.texts(TEAM) == RETURNS[::-1]
+    headings = browser.texts("#agents h2")
+    assert len(headings) > 1
+    browser.fill("#agent", "0")
+    assert browser.texts("#agents h2") == headings[:1]
+    assert browser.texts("#count") == ["4 of 4"]
+    browser.fill("#policy", "0")  # Random actions, in every episode.
+    assert browser.texts("#count") == ["4 of 4"]
+
+
+needs_chromium = pytest.mark.skipif(
+    shutil.which(CHROMIUM) is None, reason="needs chromium"
+)
+
+
+@needs_chromium
+def test_a_served_page_plays_and_filters(browser: Browser, data: Path) -> None:
+    with served(data) as address:
+        plays_and_filters(browser, address)
+
+
+@needs_chromium
+def test_a_saved_page_plays(browser: Browser, data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.html"
+    selection = [f"--episode={number}" for number in range(4)]
+    run_python(*VIEW, data, "--save", file, *selection, check=True)
+    plays_and_filters(browser, file.as_uri())

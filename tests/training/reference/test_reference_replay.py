@@ -5,8 +5,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-import reference_maddpg
-import reference_values
+import reference_replay as reference
 import torch
 from drawn_env import (
     DrawnEnv,
@@ -18,7 +17,7 @@ from drawn_env import (
     noted_draws,
 )
 from reference_networks import observe_last_actions, settings_of, weights_of
-from reference_values import Frames
+from reference_replay import Frames
 
 from marl_collect import Collector
 from marl_collect.training.learner import learner_of
@@ -177,9 +176,9 @@ class Case:
         arguments = self.online, self.target, self.observed, self.settings
         if self.is_maddpg:
             frames = [(row, t) for row, t, _ in sequences]
-            critic, policy = reference_maddpg.losses(*arguments, frames)
+            critic, policy = reference.losses(*arguments, frames)
             return [(["critic"], critic), (["policy"], policy)]
-        return [([*self.online], reference_values.loss(*arguments, sequences))]
+        return [([*self.online], reference.loss(*arguments, sequences))]
 
     def gradients(self, names: list[str], loss: Any) -> dict[tuple[str, str], Any]:
         """Return the gradients of networks' weights, or None, by network and name."""
