@@ -53,27 +53,23 @@ class Ages(EnvWrapper):
             self.row[key][..., 1] += 1
 
 
-SOURCES: dict[str, Callable[[], Any]] = {
+SOURCES: dict[str, Callable[..., Any]] = {
     # Some episodes end in a batch, and others are cut by its end.
-    "short": lambda: partial(
+    "short": partial(
         Collector, [CountingEnv] * 3, frames_per_batch=60, total_frames=180
     ),
     # The same episodes go through all batches.
-    "long": lambda: partial(
-        Collector, [LONG] * 2, frames_per_batch=20, total_frames=60
-    ),
-    "pictures": lambda: partial(
+    "long": partial(Collector, [LONG] * 2, frames_per_batch=20, total_frames=60),
+    "pictures": partial(
         Collector,
         [partial(CountingEnv, image=(2, 2), n_prey=0)] * 2,
         frames_per_batch=24,
         total_frames=72,
         track_traj_ids=False,
     ),
-    "unsigned": lambda: partial(
-        Collector, [Ages] * 2, frames_per_batch=40, total_frames=120
-    ),
+    "unsigned": partial(Collector, [Ages] * 2, frames_per_batch=40, total_frames=120),
     # The rows of the second worker end earlier.
-    "ragged": lambda: partial(
+    "ragged": partial(
         MultiSyncCollector,
         [CountingEnv] * 4,
         num_workers=2,
@@ -88,7 +84,7 @@ def pairs(source: str) -> tuple[Pair, ...]:
     """Return three batches of a source, in their order."""
     kinds = []
     for options in ({}, {"compact_obs": True}):
-        with SOURCES[source]()(seed=3, **options) as collector:
+        with SOURCES[source](seed=3, **options) as collector:
             kinds.append([batch.clone() for batch in collector])
     full, compact = kinds
     assert len(full) == len(compact) == 3

@@ -10,7 +10,7 @@ import pytest
 import torch
 from collector_tools import release_when_preempted, slow_until_preempted
 from tensordict import TensorDict
-from tests_policies import at_level, level_policy
+from tests_policies import at_level
 from workloads.counting import CountingEnv, Fault
 
 from marl_collect.buffers.compact_observations import restore_next
@@ -274,11 +274,9 @@ def test_options_of_workers_reach_them(kind: Any, tmp_path: Path) -> None:
     def note() -> None:
         (tmp_path / str(os.getpid())).touch()
 
-    policy = level_policy()
-    torch.nn.init.constant_(policy.module.level, 3.0)
     with kind(
         [preloading] * 2,
-        policy,
+        at_level(3.0)(),
         frames_per_batch=8,
         init_fn=note,
         preload=["tabnanny"],

@@ -36,6 +36,13 @@ def draws() -> list[float]:
 class Drawing(EnvWrapper):
     """Adds numbers of the global generators to the rewards."""
 
+    @property
+    def drawn(self) -> list[float]:
+        """One number of each library, all from a 53-bit double."""
+        double = float(torch.rand((), dtype=torch.float64))
+        number = float(np.random.rand())  # noqa: NPY002 - on purpose
+        return [random.random(), number, double]
+
     def after_step(self) -> None:
         self.row["prey", "reward"][:, 0] += sum(draws())
 
@@ -54,24 +61,13 @@ def drawing_policy(td: TensorDictBase) -> TensorDictBase:
 def test_workers_and_libraries_draw_different_numbers() -> None:
     def first_draws(seed: int) -> list[float]:
         with MultiSyncCollector(
-            [Asking] * 2, frames_per_batch=4, seed=seed
+            [drawing] * 2, frames_per_batch=4, seed=seed
         ) as collector:
             return [n for (numbers,) in collector.getattr_env("drawn") for n in numbers]
 
     numbers = [*first_draws(0), *first_draws(1)]
     assert len(numbers) == len(set(numbers)) == 2 * 2 * 3
     assert first_draws(0) == numbers[:6]
-
-
-class Asking(CountingEnv):  # type: ignore[misc]
-    """Draws uniform numbers when it is asked."""
-
-    @property
-    def drawn(self) -> list[float]:
-        """One number of each library, all from a 53-bit double."""
-        double = float(torch.rand((), dtype=torch.float64))
-        number = float(np.random.rand())  # noqa: NPY002 - on purpose
-        return [random.random(), number, double]
 
 
 @pytest.mark.parametrize("replaced", [False, True])

@@ -11,7 +11,7 @@ import torch
 from collector_tools import collect_from_all
 from support.internals import pool_of
 from tensordict.nn import TensorDictModule
-from tests_policies import Level, level_policy
+from tests_policies import Level, acting, level_policy
 from workloads.counting import CountingEnv, CountingError, Fault, UnpicklableError
 
 from marl_collect import Collector, EnvWrapper, MultiAsyncCollector, MultiSyncCollector
@@ -201,14 +201,8 @@ class OneThread(Level):
         self.lock = threading.Lock()
 
 
-def wrapped(module: Any) -> Any:
-    policy = level_policy()
-    policy.module = module
-    return policy
-
-
 def test_a_policy_that_cannot_be_copied_acts_itself_in_a_collector() -> None:
-    policy = wrapped(OneThread())
+    policy = acting(OneThread())
     with pytest.warns(UserWarning, match="cannot be copied .*lock.* itself") as record:
         collector = Collector(CountingEnv, policy, frames_per_batch=10)
     assert len(record) == 1
@@ -233,13 +227,13 @@ def test_a_policy_that_cannot_be_pickled_supplies_weights_to_policies_of_a_facto
             self.more = torch.nn.Parameter(torch.zeros(3))
             self.level = torch.nn.Parameter(torch.zeros(()))
 
-    policy = wrapped(OneThread())
+    policy = acting(OneThread())
     policy.module.more = torch.nn.Parameter(torch.ones(3))
     torch.nn.init.constant_(policy.module.level, 0.5)
     with kind(
         [CountingEnv] * 2,
         policy,
-        policy_factory=lambda: wrapped(OtherOrder()),
+        policy_factory=lambda: acting(OtherOrder()),
         frames_per_batch=10,
         max_staleness=None,
     ) as collector:
@@ -267,8 +261,8 @@ def test_weights_that_do_not_fit_the_policies_of_a_factory_are_refused(
     ):
         kind(
             CountingEnv,
-            wrapped(Wide()),
-            policy_factory=lambda: wrapped(Level()),
+            acting(Wide()),
+            policy_factory=lambda: acting(Level()),
             num_workers=1,
             frames_per_batch=10,
         )
@@ -279,7 +273,7 @@ def test_a_policy_with_its_own_deepcopy_causes_no_warning() -> None:
         def __deepcopy__(self, memo: dict[int, Any]) -> "Shared":
             return self
 
-    with Collector(CountingEnv, wrapped(Shared()), frames_per_batch=10) as collector:
+    with Collector(CountingEnv, acting(Shared()), frames_per_batch=10) as collector:
         collector.next()
 
 

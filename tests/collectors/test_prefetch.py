@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from collector_tools import release_when_preempted, slow_until_preempted
 from support.processes import SOON, wait_until
-from tests_policies import level_policy
+from tests_policies import at_level, level_policy
 from workloads.counting import CountingEnv, CountingError, Fault
 
 from marl_collect.collectors import MultiSyncCollector
@@ -76,12 +75,9 @@ def test_a_preempted_batch_is_counted_before_the_next_one_starts(
     tmp_path: Path,
 ) -> None:
     """A full first batch would end the random actions."""
-    policy = level_policy()
-    with torch.no_grad():
-        policy.module.level.fill_(0.5)
     with collector(
         [CountingEnv, slow_until_preempted(tmp_path)],
-        policy,
+        at_level(0.5)(),
         init_random_frames=2 * FRAMES,
         preemptive_threshold=0.5,
     ) as running:

@@ -12,8 +12,7 @@ import pytest
 import torch
 from collector_tools import wait_until_idle
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
-from tests_policies import level_policy
+from tests_policies import acting, level_policy
 from torch import nn
 from workloads.counting import CountingEnv
 
@@ -77,9 +76,7 @@ class Drawn(nn.Module):
 @pytest.mark.accelerator
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
 def test_draws_from_the_generator_of_a_gpu_continue(kind: Any) -> None:
-    keys = [("prey", "action"), ("hunter", "action")]
-    policy = TensorDictModule(Drawn(), [("prey", "observation")], keys)
-    build = partial(kind, [CountingEnv] * 2, policy, policy_device="cuda")
+    build = partial(kind, [CountingEnv] * 2, acting(Drawn()), policy_device="cuda")
     with build(**options()) as first:
         first.next()
         state = through_disk(first.state_dict())

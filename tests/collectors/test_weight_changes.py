@@ -8,7 +8,8 @@ import pytest
 import torch
 from support.internals import source_of
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule, TensorDictParams
+from tensordict.nn import TensorDictParams
+from tests_policies import acting
 from torch import nn
 from workloads.counting import CountingEnv
 
@@ -51,11 +52,6 @@ class Sum(nn.Module):
         total = sum(tensor.sum() for tensor in (*self.parameters(), *self.buffers()))
         action = torch.as_tensor(total).detach().expand(batch, 3, 2)
         return action, torch.zeros(batch, 2, dtype=torch.int64)
-
-
-def policy_of(module: nn.Module) -> TensorDictModule:
-    keys = [("prey", "action"), ("hunter", "action")]
-    return TensorDictModule(module, in_keys=[("prey", "observation")], out_keys=keys)
 
 
 def action(collector: Any) -> float:
@@ -105,7 +101,7 @@ def test_another_network_is_an_error_and_nothing_is_copied(
     kind: str, message: str
 ) -> None:
     module = Sum()
-    with KINDS[kind](policy_of(module)) as collector:
+    with KINDS[kind](acting(module)) as collector:
         collector.next()
         REFUSED[message](module)
         with torch.no_grad():
@@ -124,7 +120,7 @@ def test_another_network_is_an_error_and_nothing_is_copied(
 @one_process_or_workers
 def test_passed_weights_are_compared_too(kind: str) -> None:
     module = Sum()
-    with KINDS[kind](policy_of(module)) as collector:
+    with KINDS[kind](acting(module)) as collector:
         weights = dict(
             TensorDict.from_module(collector.policy).flatten_keys(".").items()
         )
@@ -154,7 +150,7 @@ def test_passed_weights_are_compared_too(kind: str) -> None:
 
 def test_attributes_that_a_workers_policy_changes_are_not_overwritten() -> None:
     module = Sum()
-    with KINDS["sync"](policy_of(module)) as collector:
+    with KINDS["sync"](acting(module)) as collector:
         collector.next()
         for _ in range(3):
             module.calls += 1000
@@ -198,7 +194,7 @@ def test_layers_that_cannot_be_pickled_act_and_are_updated(
     kind: str, layer: Callable[[], nn.Module]
 ) -> None:
     module = Inner(layer()).eval()
-    with KINDS[kind](policy_of(module)) as collector:
+    with KINDS[kind](acting(module)) as collector:
         for _ in range(2):
             expected = module(torch.ones(1))[0][0]
             actual = collector.next()["prey", "action"]

@@ -20,12 +20,14 @@ class Level(nn.Module):
         return self.level.expand(batch, 3, 2), hunters
 
 
+def acting(module: nn.Module) -> TensorDictModule:
+    """Return the policy of a module that takes what prey see, and acts for all."""
+    keys = [("prey", "action"), ("hunter", "action")]
+    return TensorDictModule(module, in_keys=[("prey", "observation")], out_keys=keys)
+
+
 def level_policy() -> TensorDictModule:
-    return TensorDictModule(
-        Level(),
-        in_keys=[("prey", "observation")],
-        out_keys=[("prey", "action"), ("hunter", "action")],
-    )
+    return acting(Level())
 
 
 def at_level(value: float) -> Callable[[], TensorDictModule]:

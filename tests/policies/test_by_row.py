@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pure_modules import Computes
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType, TensorDictModule
 from torch import nn
@@ -85,13 +86,13 @@ def all_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_row, "is_worth_it", lambda *_: True)
 
 
-class Adds(nn.Module):
+class Adds(Computes):
     """Adds the agents' mean to every agent."""
 
-    pure_forward = True
+    share = 1.0
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + x.mean(-2, keepdim=True)
+    def __init__(self) -> None:
+        super().__init__(lambda net, x: x + net.share * x.mean(-2, keepdim=True))
 
 
 def after(layer: Callable[[int, int], nn.Module]) -> Callable[..., nn.Module]:
@@ -326,14 +327,8 @@ def test_policies_built_by_hand(all_rows: Any) -> None:
 class Half(Adds):
     """Says that it treats rows alike, but mixes agents."""
 
-    pure_forward = by_row = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.share = 0.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.share * x.mean(-2, keepdim=True)
+    by_row = True
+    share = 0.0
 
 
 def test_copies_of_lying_policies_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from tensordict.nn import (
 )
 from torch import nn
 
-from marl_collect.models import MultiAgentMLP
 from marl_collect.weights.materialize import (
     infer_lazy,
     lazy_tensors,
@@ -281,12 +280,3 @@ def test_an_optimizer_created_before_materializing_raises_an_error() -> None:
     ready(torch.ones(2)).sum().backward()
     late.step()
     assert not torch.equal(ready.weight, before)  # type: ignore[arg-type]
-
-
-def test_a_wrapped_module_gets_the_weights_of_the_module_alone() -> None:
-    network = MultiAgentMLP(
-        5, 2, 3, centralised=False, share_params=True, device="meta"
-    )
-    wrapped = TensorDictModule(network, ["x"], ["y"])
-    filled: Any = materialize(wrapped, seed=1)
-    assert same(filled.module, materialize(network, seed=1))
