@@ -161,74 +161,62 @@ def test_a_world_that_ends_in_the_frame_of_the_time_limit_is_not_cut() -> None:
         assert flags["truncated"][:, 0].tolist() == [False, True, True]
 
 
-@pytest.mark.parametrize("device", [None, "cpu"])
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"step": None}, TypeError, "must return a Step, but returned None"),
+    ({"observations": {}}, KeyError, "no observations of 'a'"),
+    ({"observations": {"a": np.zeros((3, 2))}}, ValueError, "a/observation of sha"),
+    (
+        {"observations": {"a": np.zeros((3, 2, 1), complex)}},
+        TypeError,
+        r"of dtype \S*complex128, but its space has \S*float32",
+    ),
+    (
+        {"observations": {"a": np.full((3, 2, 1), 300)}, "dtype": np.uint8},
+        TypeError,
+        r"a/observation of dtype \S*int64, but its space has \S*uint8",
+    ),
+    ({"rewards": {}}, KeyError, "no rewards of group 'a'"),
+    ({"rewards": {"a": np.zeros((2, 3))}}, ValueError, "rewards of 'a' of shape"),
+    ({"terminated": np.zeros(2)}, ValueError, "terminated of shape"),
+    ({"terminated": {"b": 0}}, KeyError, "no terminated of group 'a'"),
+    ({"truncated": np.zeros((3, 1))}, ValueError, "truncated of shape"),
+    ({"begins": {"b": 0}}, KeyError, "no observations of 'a'"),
+]
+WRONG_ON_A_DEVICE: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"first": {"a": 1}}, TypeError, "first=, which a simulator with a device"),
+    (
+        {"observations": {"a": torch.zeros(3, 2, 1, device="meta")}},
+        TypeError,
+        "returned a/observation as meta: expected a tensor of this device",
+    ),
+    ({"terminated": None}, TypeError, "returned terminated as NoneType"),
+    ({"begins": 7}, TypeError, "must return observations, or None"),
+    ({"begins": None}, ValueError, "returned None, .* world 0 ended in frame 3"),
+    (
+        {
+            "mask": False,
+            "observations": {
+                "a": torch.zeros(3, 2, 1),
+                ("a", "mask"): torch.ones(3, 2, dtype=torch.bool),
+            },
+        },
+        ValueError,
+        "mask=False in its description",
+    ),
+]
+
+
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"step": None}, TypeError, "must return a Step, but returned None"),
-        ({"observations": {}}, KeyError, "no observations of 'a'"),
-        ({"observations": {"a": np.zeros((3, 2))}}, ValueError, "a/observation of sha"),
-        (
-            {"observations": {"a": np.zeros((3, 2, 1), complex)}},
-            TypeError,
-            r"of dtype \S*complex128, but its space has \S*float32",
-        ),
-        (
-            {"observations": {"a": np.full((3, 2, 1), 300)}, "dtype": np.uint8},
-            TypeError,
-            r"a/observation of dtype \S*int64, but its space has \S*uint8",
-        ),
-        ({"rewards": {}}, KeyError, "no rewards of group 'a'"),
-        ({"rewards": {"a": np.zeros((2, 3))}}, ValueError, "rewards of 'a' of shape"),
-        ({"terminated": np.zeros(2)}, ValueError, "terminated of shape"),
-        ({"terminated": {"b": 0}}, KeyError, "no terminated of group 'a'"),
-        ({"truncated": np.zeros((3, 1))}, ValueError, "truncated of shape"),
-        ({"begins": {"b": 0}}, KeyError, "no observations of 'a'"),
-    ],
+    ("device", "wrong"),
+    [(None, wrong) for wrong in WRONG]
+    + [("cpu", wrong) for wrong in WRONG + WRONG_ON_A_DEVICE],
 )
-def test_what_a_simulator_returns_wrongly_is_named(
-    device: Any, changes: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_what_a_simulator_returns_wrongly_is_named(device: Any, wrong: Any) -> None:
+    changes, error, message = wrong
     factory = lambda: Line(device=device, **changes)  # noqa: E731
     with (
         pytest.raises(error, match=message),
         Collector(factory, frames_per_batch=18, seed=1) as collector,
-    ):
-        collector.next()
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"first": {"a": 1}}, TypeError, "first=, which a simulator with a device"),
-        (
-            {"observations": {"a": torch.zeros(3, 2, 1, device="meta")}},
-            TypeError,
-            "returned a/observation as meta: expected a tensor of this device",
-        ),
-        ({"terminated": None}, TypeError, "returned terminated as NoneType"),
-        ({"begins": 7}, TypeError, "must return observations, or None"),
-        ({"begins": None}, ValueError, "returned None, .* world 0 ended in frame 3"),
-        (
-            {
-                "mask": False,
-                "observations": {
-                    "a": torch.zeros(3, 2, 1),
-                    ("a", "mask"): torch.ones(3, 2, dtype=torch.bool),
-                },
-            },
-            ValueError,
-            "mask=False in its description",
-        ),
-    ],
-)
-def test_what_a_simulator_with_a_device_returns_wrongly_is_named(
-    changes: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    factory = lambda: Line(device="cpu", **changes)  # noqa: E731
-    with (
-        Collector(factory, frames_per_batch=18, seed=1) as collector,
-        pytest.raises(error, match=message),
     ):
         collector.next()
 
