@@ -45,6 +45,11 @@ def test_agents_that_are_done_leave_and_get_the_first_action(*, cut: bool) -> No
     assert env.flags("agent")[1 + cut] == [True, True, False]
     env.step(agent=2)
     assert env.flags() == [[True], [not cut], [cut]]
+    lists = AgentLists(Countdown(cut=cut))
+    lists.reset()
+    for _ in range(2):
+        lists.step({})
+    assert [[*part] for part in lists.step({})] == 5 * [["agent_1", "agent_2"]]
 
 
 class Strict:

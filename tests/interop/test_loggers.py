@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +21,12 @@ from marl_collect import describe
 from marl_collect.cli.main import app
 from marl_collect.errors import MissingPackageError
 from marl_collect.interop import loggers
-from marl_collect.interop.loggers import LOGGERS, RunLogger, check_logger
+from marl_collect.interop.loggers import (
+    LOGGERS,
+    RunLogger,
+    _environment,
+    check_logger,
+)
 from marl_collect.training.options import Setup, TrainingOptions
 from marl_collect.training.run_folder import LOGGER, RunFolder, read_rows
 from marl_collect.training.trainer import Task, Trainer, Watcher
@@ -141,6 +147,12 @@ def test_a_log_can_be_written_and_continued(name: str, tmp_path: Path) -> None:
         curves = READ[name](tmp_path)
         assert curves["loss"] == expected
         assert not {"nan", "infinite", "frames"} & curves.keys()
+
+
+def test_a_variable_is_set_inside_only() -> None:
+    with _environment("MARL_TEST_RUN", "7"):
+        assert os.environ["MARL_TEST_RUN"] == "7"
+    assert "MARL_TEST_RUN" not in os.environ
 
 
 @pytest.mark.parametrize("name", LOGGERS)

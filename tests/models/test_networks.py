@@ -27,6 +27,7 @@ from marl_collect.models import (
     save_policy,
 )
 from marl_collect.models.layers.inputs import VectorInput, observation_leaves
+from marl_collect.models.layers.stacking import stack_agents
 
 
 def as_modules(net: Any, x: torch.Tensor) -> Any:
@@ -55,6 +56,11 @@ def test_one_agent_is_reset_without_the_others() -> None:
     after = net.net[0].weight
     assert not torch.equal(after[0], before["net.0.weight"][0])
     assert not torch.equal(after[0], after[2])
+
+
+def test_frozen_layers_of_agents_are_stacked_frozen() -> None:
+    frozen = [nn.Linear(3, 2).requires_grad_(requires_grad=False) for _ in range(N)]
+    assert not any(p.requires_grad for p in stack_agents(frozen).parameters())
 
 
 @pytest.mark.parametrize("share_params", [False, True])
