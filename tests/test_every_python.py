@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from support.processes import wait_until
+from support.processes import left, wait_until
 from support.scripts import start_python
 
 pytestmark = pytest.mark.processes
@@ -154,17 +154,4 @@ def test_whatever_starts_processes_runs_and_leaves_nothing(
         printed, errors = program.communicate(timeout=SECONDS)
     assert errors == ""
     assert printed == PRINTED.format(memory=build.memory, pidfds=build.has_pidfds)
-    wait_until(lambda: session(program.pid) == [], "a process is left behind")
-
-
-def session(leader: int) -> list[int]:
-    """Return the processes of a session that have not ended."""
-    members = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, sid = stat.read_text().rpartition(")")[2].split()[:4]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(sid) == leader and state != "Z":
-            members.append(int(stat.parent.name))
-    return members
+    wait_until(lambda: not left(program.pid), "a process is left behind")

@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from support.processes import wait_until, wait_until_gone
+from support.processes import left, wait_until, wait_until_gone
 from support.processless import ROOMS
 from support.scripts import run_python, start_python
 
@@ -218,20 +218,6 @@ def test_that_is_interrupted():
 """
 
 
-def marked(mark: str) -> set[int]:
-    """Return the processes with this mark in their environment."""
-    pids = set()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                variables = (folder / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if f"{MARK}={mark}".encode() in variables:
-                pids.add(int(folder.name))
-    return pids
-
-
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, pytest.ExitCode.INTERRUPTED), (signal.SIGKILL, -signal.SIGKILL)],
@@ -241,22 +227,22 @@ def test_an_interrupted_test_leaves_no_process(
 ) -> None:
     (tmp_path / "test_that_is_interrupted.py").write_text(INTERRUPTED)
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    mark = tmp_path.name
+    mark = f"{MARK}={tmp_path.name}"
     options = ["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path)]
     with start_python(
         *("-m", "pytest", *options, str(tmp_path)),
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path, PRELOAD: "", MARK: mark},
+        env=os.environ | {"PYTHONPATH": path, PRELOAD: "", MARK: tmp_path.name},
         stderr=subprocess.STDOUT,
     ) as program:
         up = tmp_path / "up"
         wait_until(lambda: up.exists() or program.poll() is not None)
         assert program.poll() is None, program.communicate()
         # Their warm process, the program, its fork server, two workers, and a daemon.
-        assert len(marked(mark)) >= 6
+        assert len(left(mark=mark)) >= 6
         os.kill(program.pid, number)
         assert program.wait() == code
-    wait_until(lambda: not marked(mark), "processes are left")
+    wait_until(lambda: not left(mark=mark), "processes are left")
 
 
 SKIPS = """

@@ -13,7 +13,7 @@ import fsspec
 import psutil
 import pytest
 from support.commands import error_of, output_of, run
-from support.processes import SOON
+from support.processes import SOON, left, wait_until
 from support.scripts import Program, start_python
 from support.stores import s3_server
 from workloads.counting import CountingEnv
@@ -39,21 +39,8 @@ def start(folder: Path, *arguments: str, interpreter: bool = False) -> Program:
 def collect(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     with start(folder, *arguments) as command:
         out, err = command.communicate(timeout=SOON)
-    assert_nothing_is_left(command.pid)
+    wait_until(lambda: not left(command.pid))
     return subprocess.CompletedProcess(arguments, command.wait(), out, err)
-
-
-def assert_nothing_is_left(session: int) -> None:
-    """Fail if a process of the command's session is alive, such as a worker."""
-    processes = []
-    for process in psutil.process_iter():
-        try:
-            if os.getsid(process.pid) == session:
-                processes.append(process)
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            continue
-    _, alive = psutil.wait_procs(processes, timeout=SOON)
-    assert not alive
 
 
 def wait_for(command: Program, condition: Callable[[], bool]) -> None:
@@ -69,7 +56,7 @@ def interrupt(command: Program) -> str:
         os.killpg(command.pid, signal.SIGINT)
         out, err = command.communicate(timeout=SOON)
     assert out == ""
-    assert_nothing_is_left(command.pid)
+    wait_until(lambda: not left(command.pid))
     return re.sub(r"\s+", " ", err)
 
 

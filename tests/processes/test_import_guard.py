@@ -4,14 +4,13 @@ Every script counts how often its module is imported, and stops at ten: should t
 refusal break, the tests fail, and the machine lives on.
 """
 
-import contextlib
 import os
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import gone, wait_until, wait_until_gone
+from support.processes import left, wait_until, wait_until_gone
 from support.scripts import LIMIT, start_python
 
 pytest_plugins = ["support.ray_cluster"]
@@ -37,35 +36,15 @@ COUNT = "\nprint(sum(b.numel() for b in c))"
 ADVICE = 'under `if __name__ == "__main__":` or in a function'
 
 
-def run(
-    folder: Path, *command: str, interpreter: bool = False, timeout: float = LIMIT
-) -> tuple[int, str, str]:
+def run(folder: Path, *command: str, timeout: float = LIMIT) -> tuple[int, str, str]:
     """Run Python in a folder, check for leftover processes; return code and outputs."""
     mark = f"ENDLESS_TEST={folder}"
     env = {**os.environ, "ENDLESS_TEST": str(folder)}
-    with start_python(
-        *command, cwd=folder, env=env, interpreter=interpreter
-    ) as program:
+    with start_python(*command, cwd=folder, env=env) as program:
         out, err = program.communicate(timeout=timeout)
-
-    def is_over() -> bool:
-        return all(map(gone, processes_of(program.pid, mark)))
-
-    wait_until(is_over, "processes are left")  # Those of Ray take a moment.
+    # Those of Ray take a moment.
+    wait_until(lambda: not left(program.pid, mark), "processes are left")
     return program.wait(), out, err
-
-
-def processes_of(session: int, mark: str) -> list[int]:
-    """List processes of a session, and those with a variable in their environment."""
-    pids = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        # One that has ended, or is somebody else's, cannot be read.
-        with contextlib.suppress(OSError):
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            marked = f"{mark}\0".encode() in (folder / "environ").read_bytes()
-            if int(fields[3]) == session or marked:
-                pids.append(int(folder.name))
-    return pids
 
 
 def write(folder: Path, body: str) -> Path:
@@ -95,8 +74,7 @@ def test_a_module_that_builds_a_collector_is_refused_in_workers(
     tmp_path: Path, body: str
 ) -> None:
     log = write(tmp_path, body)
-    # One of them as a user starts it.
-    code, _, errors = run(tmp_path, "-c", "import train", interpreter=body == SYNC)
+    code, _, errors = run(tmp_path, "-c", "import train")
     assert code == 1
     assert ADVICE in errors
     assert len(log.read_text().split()) <= 3

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -54,3 +55,22 @@ def wait_until_gone(pids: Iterable[int]) -> None:
     """Wait until processes have ended."""
     for pid in pids:
         wait_until(partial(gone, pid), f"process {pid} is left")
+
+
+def left(session: int = -1, mark: str = "") -> set[int]:
+    """Return the processes of a session, and those with a variable, that go on.
+
+    Args:
+        session: process id of its leader.
+        mark: a variable of the environment with its value, ``NAME=VALUE``.
+    """
+    pids = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        # One that has ended, or is somebody else's, cannot be read.
+        with suppress(OSError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            is_marked = bool(mark) and mark.encode() in variables
+            if fields[0] != "Z" and (int(fields[3]) == session or is_marked):
+                pids.add(int(folder.name))
+    return pids
