@@ -383,6 +383,34 @@ def test_agents_may_be_in_any_sequence(kind: Any, name: str) -> None:
     check_env(make, episodes=1)
 
 
+def test_numbers_in_an_array_are_agents() -> None:
+    class Numbered(ParallelEnv):
+        metadata = {"name": "numbered_v0"}
+        possible_agents = np.arange(2)
+
+        def observation_space(self, agent: int) -> Any:
+            return spaces.Box(0, 9, (1,))
+
+        def action_space(self, agent: int) -> Any:
+            return spaces.Discrete(3)
+
+        def reset(self, seed: Any = None, options: Any = None) -> Any:
+            self.agents = np.arange(2)
+            return dict.fromkeys(range(2), np.zeros(1)), {}
+
+        def step(self, actions: Any) -> Any:
+            self.received = dict(actions)
+            flags = dict.fromkeys(range(2), False)
+            seen = dict.fromkeys(range(2), np.ones(1))
+            return seen, dict.fromkeys(range(2), 1.0), flags, flags, {}
+
+    raw = Numbered()
+    env = BoundEnv(PettingZooWrapper(raw, group_map=IN_ONE))
+    env.step(agents=[1, 2])
+    assert raw.received == {0: 1, 1: 2}
+    assert env.env.group_map == {"agents": ["0", "1"]}
+
+
 @KINDS
 def test_own_pictures_need_no_render_mode(kind: Any) -> None:
     raw = kind()
