@@ -280,11 +280,14 @@ def _train(
         comparison.logger,
     ).run()
     if comparison.video is not None:
-        _record_video(comparison, comparison.video, path)
+        _record_video(comparison, comparison.video, path, options)
 
 
 def _record_video(
-    comparison: Comparison, factory: Callable[[], Any], run: Path
+    comparison: Comparison,
+    factory: Callable[[], Any],
+    run: Path,
+    options: TrainingOptions,
 ) -> None:
     """Write a video of an episode with a run's best weights, unless there is one.
 
@@ -294,12 +297,11 @@ def _record_video(
     target = run / "videos" / "best.mp4"
     if target.exists():
         return
-    options, description = comparison.options, comparison.task.description
     pictures = play(
         factory,
         load_policy(run),
         max_frames_per_traj=options.max_frames_per_traj
-        or description.time_limit
+        or comparison.task.description.time_limit
         or 1000,
         deterministic=options.deterministic,
         seed=FINAL_SEED,

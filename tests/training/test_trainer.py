@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ from marl_collect.envs import PettingZooEnv, PettingZooWrapper
 from marl_collect.models import MultiAgentConvNet, load_policy, make_policy, save_policy
 from marl_collect.models.saved_policy import BEST, CONFIG
 from marl_collect.programs.interruption import Interruption
-from marl_collect.training import checkpoint
+from marl_collect.training import checkpoint, comparison
 from marl_collect.training.comparison import Comparison, check_setups, measure_random
 from marl_collect.training.evaluating import FINAL_SEED as SEED
 from marl_collect.training.evaluating import EvaluationRecord
@@ -438,6 +439,22 @@ def test_a_run_that_failed_before_its_checkpoint_begins_again(tmp_path: Path) ->
     changed = COUNTING.with_settings({"gamma": 0.5})
     Trainer(task, IPPO, changed, 0, tmp_path).run()
     assert json.loads((tmp_path / CONFIG).read_text())["options"]["gamma"] == 0.5
+
+
+def test_a_video_has_the_options_of_its_algorithm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = Mock()
+    monkeypatch.setattr(comparison, "play", play)
+    for name in ("Trainer", "load_policy", "write_video", "measure_random"):
+        monkeypatch.setattr(comparison, name, Mock())
+    options = {"ippo": COUNTING.with_settings({"max_frames_per_traj": 7})}
+    runs = Comparison(task_of(CountingEnv), [IPPO], [0], COUNTING, tmp_path)
+    runs.path(IPPO, 0).mkdir(parents=True)
+    comparison.run_all(
+        replace(runs, video=CountingEnv, algorithm_options=options), Mock()
+    )
+    assert play.call_args.kwargs["max_frames_per_traj"] == 7
 
 
 MASKED = partial(CountingEnv, n_prey=0, image=(32, 32, 3), action_mask=True)
