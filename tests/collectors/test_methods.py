@@ -332,6 +332,8 @@ def test_a_collector_tells_its_size_and_whether_it_is_complete() -> None:
             assert stats["total_frames"] == 20
             assert stats["requested_frames_per_batch"] == 10
             assert stats["completed"] is expected
+            stats["cut_trajectories"].append(7)  # A copy of the collector's own.
+            assert limited.stats()["cut_trajectories"] == []
     with collector() as endless:
         assert endless.total_frames == -1
         assert "completed" not in endless.stats()

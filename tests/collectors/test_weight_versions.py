@@ -90,6 +90,8 @@ def test_workers_with_equal_weights_save_them_once() -> None:
     with sync(level_policy()) as collector:
         collector.update_policy_weights_(worker_ids=[1])
         assert len(collector.state_dict()["published"]) == 1
+        collector.update_policy_weights_({2: weight(3.0)})
+        assert len(collector.state_dict()["published"]) == WORKERS
 
 
 STEPS = st.tuples(

@@ -228,8 +228,9 @@ TORCHS = {"mkldnn_rnn_layer", "unsafe_split", "unsafe_chunk", "sigmoid_"}
 
 
 def states(net: Any, rows: int) -> Any:
-    shape = (net.num_layers * (2 if net.bidirectional else 1), rows, net.hidden_size)
-    h, c = torch.randn(shape), torch.randn(shape)
+    layers = net.num_layers * (2 if net.bidirectional else 1)
+    h = torch.randn(layers, rows, net.proj_size or net.hidden_size)
+    c = torch.randn(layers, rows, net.hidden_size)
     return h if isinstance(net, nn.GRU) else (h, c)
 
 
@@ -275,32 +276,27 @@ def test_a_step_is_elementary(kind: Any, bias: bool, layers: int, rows: int) -> 
         check(net, x, *([states(net, rows)] if with_state else []), replaced=True)
 
 
-@KINDS
+PACKED = pack_sequence([torch.zeros(1, 3), torch.ones(1, 3)])
+OTHER_CALLS: list[tuple[dict[str, Any], Any]] = [
+    ({"batch_first": True}, torch.ones(2, 2, 3)),  # Two steps.
+    ({"batch_first": True, "bidirectional": True}, torch.ones(2, 1, 3)),
+    ({"batch_first": True, "dropout": 0.5, "num_layers": 2}, torch.ones(2, 1, 3)),
+    ({}, PACKED),
+]
+
+
 @pytest.mark.parametrize(
-    ("steps", "options"),
-    [(2, {}), (1, {"bidirectional": True}), (1, {"dropout": 0.5, "num_layers": 2})],
-    ids=["two steps", "both directions", "dropout"],
+    ("kind", "options", "x"),
+    [
+        *((kind, *call) for kind in (nn.GRU, nn.LSTM) for call in OTHER_CALLS),
+        (nn.LSTM, {"batch_first": True, "proj_size": 2}, torch.ones(2, 1, 3)),
+    ],
 )
-def test_other_calls_are_torchs(kind: Any, steps: int, options: dict[str, Any]) -> None:
-    torch.manual_seed(0)
-    net = kind(3, 4, batch_first=True, **options)
-    check(net, torch.randn(5, steps, 3), states(net, 5), replaced=False)
-
-
-@KINDS
-def test_packed_sequences_are_left_to_torch(kind: Any) -> None:
-    torch.manual_seed(0)
-    net = kind(3, 4)
-    packed = pack_sequence([torch.randn(1, 3), torch.randn(1, 3)])
-    check(net, packed, states(net, 2), replaced=False)
-
-
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
-def test_projections_are_left_to_torch() -> None:
+def test_other_calls_are_torchs(kind: Any, options: dict[str, Any], x: Any) -> None:
     torch.manual_seed(0)
-    net = nn.LSTM(3, 4, proj_size=2, batch_first=True)
-    kv = (torch.randn(1, 5, 2), torch.randn(1, 5, 4))
-    check(net, torch.randn(5, 1, 3), kv, replaced=False)
+    net = kind(3, 4, **options)
+    check(net, x, states(net, 2), replaced=False)
 
 
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
