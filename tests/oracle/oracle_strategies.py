@@ -1,12 +1,17 @@
 """The combinations that the property tests draw."""
 
+import os
 from dataclasses import replace
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from oracle_cases import DELIVERIES, TRAINER, Case
 from oracle_policies import KINDS, OF_ONE_FRAME
 from oracle_worlds import Group, World
+
+TIMES = int(os.environ.get("MARL_COLLECT_TIMES", "1"))
+"""How many times the usual number of examples is drawn."""
 
 ENVIRONMENTS = {"Collector": (1, 3), "halves": (2, 3)}
 """Fewest and most environments of a worker."""
@@ -26,6 +31,15 @@ SEVERAL = st.sampled_from([1, 2, 2, 3])
 booleans = st.booleans()
 # Shrinks to False, because examples shrink to the simplest options.
 seldom = st.integers(0, 3).map(lambda number: number == 3)
+
+
+def budget(examples: int) -> Any:
+    return settings(
+        max_examples=examples * TIMES,
+        derandomize=TIMES == 1,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 @st.composite

@@ -3,22 +3,18 @@
 ``make fuzz`` draws more examples, with other seeds. What differs is printed as code.
 """
 
-import os
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from oracle_cases import Case, check
 from oracle_policies import CHANGES, KINDS
-from oracle_strategies import cases, replacements
+from oracle_strategies import TIMES, budget, cases, replacements
 from oracle_worlds import Group, World
 
 from marl_collect.buffers import frame_writer
 from marl_collect.core.description import SMALL
-
-TIMES = int(os.environ.get("MARL_COLLECT_TIMES", "1"))
-"""How many times the usual number of examples is drawn."""
 
 # Collectors that are closed late must not fail the case that runs at that time.
 pytestmark = [
@@ -51,15 +47,6 @@ WORLDS = [
     ),
     World(groups=(Group(n=3, mask="info"),), turns=True, deaths=6, length=12),
 ]
-
-
-def budget(examples: int) -> Any:
-    return settings(
-        max_examples=examples * TIMES,
-        derandomize=TIMES == 1,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))

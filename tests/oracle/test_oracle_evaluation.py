@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracle_policies import KINDS
 from oracle_reference import Ended, ReferenceWorker
 from oracle_seeds import episode_seed
-from oracle_strategies import repeating_worlds, suitable_in_workers
+from oracle_strategies import budget, repeating_worlds, suitable_in_workers
 from oracle_worlds import Group, World, curriculum
 from tensordict.nn import InteractionType, set_interaction_type
 
@@ -82,7 +82,7 @@ def compare(
             assert list(actual.policy_ids.get(group, ())) == who.get(group, [])
 
 
-@settings(max_examples=25, database=None, suppress_health_check=list(HealthCheck))
+@budget(25)
 @given(st.data())
 def test_episodes_are_those_of_their_seeds(data: st.DataObject) -> None:
     draw = data.draw

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracle_cases import flat, same
 from oracle_policies import KINDS
 from oracle_reference import Frame, ReferenceWorker
-from oracle_strategies import repeating_worlds, suitable_in_workers
+from oracle_strategies import budget, repeating_worlds, suitable_in_workers
 from oracle_worlds import curriculum
 
 from marl_collect import open_dataset, record
@@ -37,12 +37,7 @@ def play(worker: ReferenceWorker, frames: int, episodes: int) -> dict[int, list[
     return trajectories
 
 
-@settings(
-    max_examples=12,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@budget(12)
 @given(st.data())
 def test_all_ranks_record_the_frames_of_their_environments(data: st.DataObject) -> None:
     draw = data.draw
