@@ -26,6 +26,7 @@ class ParallelEnv(JointEnvs):
         def __new__(cls, options: ParallelOptions) -> Any:
             """Return a ``SerialEnv`` if ``serial_for_single`` asks for it."""
             if options.serial_for_single and options.num_workers == 1:
+                options.check()
                 env = SerialEnv(
                     options.num_workers,
                     options.create_env_fn,

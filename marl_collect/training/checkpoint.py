@@ -63,7 +63,8 @@ class Checkpoint:
         world_size: number of processes; as for collectors.
 
     Raises:
-        TypeError: if ``rank`` or ``world_size`` is no integer.
+        TypeError: if a part cannot be saved, or ``rank`` or ``world_size`` is no
+            integer.
         ValueError: if one of both is missing, or they fit no job.
     """
 
@@ -76,6 +77,14 @@ class Checkpoint:
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
+        for name, part in parts.items():
+            restored = hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
+            if not restored and not isinstance(part, (dict, list)):
+                raise TypeError(
+                    f"The part {name!r} cannot be saved and restored, because "
+                    f"{part!r:.100} has no state_dict and load_state_dict, and is no "
+                    "dict or list, which resuming changes in place: put it into one."
+                )
         self._rank_arguments = rank, world_size
         self._ranks = Ranks.of(rank, world_size)
         self._connected = self._ranks.connected

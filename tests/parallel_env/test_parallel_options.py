@@ -158,6 +158,8 @@ def test_a_single_environment_may_stay_in_this_process(number: int, kind: Any) -
         assert env.rollout(3).shape == (number, 3)
     with pytest.raises(TypeError, match="serial_for_single must be True or False"):
         start(1, CountingEnv, serial_for_single=1)
+    with pytest.raises(ValueError, match="groups=2 is more than the 1 environments"):
+        start(1, CountingEnv, serial_for_single=True, groups=2)
 
 
 # Each environment has one process, groups are contiguous, loads are even

@@ -43,6 +43,14 @@ def test_parts_other_than_those_of_the_checkpoint_are_errors(tmp_path: Path) -> 
         raise AssertionError
 
 
+@pytest.mark.parametrize("part", [3, torch.ones(1), (1, 2), lambda: None])
+def test_a_part_that_cannot_be_saved_is_an_error_before_training(
+    part: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(TypeError, match="'best' cannot be saved.* put it into one"):
+        Checkpoint(tmp_path, {"rows": [], "best": part})
+
+
 def test_a_signal_after_the_last_batch_saves_and_ends_the_program(
     tmp_path: Path,
 ) -> None:
