@@ -12,6 +12,7 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.env import require_factory
 from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.errors import warn
+from marl_collect.options import Option, require
 from marl_collect.rendering.overlay import caption, used_part, write_above
 from marl_collect.rendering.pictures import Picture, SingleEnv, require_single, take
 from marl_collect.rollout.episodes import Curriculum
@@ -49,8 +50,9 @@ def play(  # noqa: PLR0913 - one per decision
         max_frames: old name of ``max_frames_per_traj``.
 
     Raises:
-        TypeError: if both names of ``max_frames_per_traj`` are used.
-        ValueError: if the environment renders no pictures.
+        TypeError: if both names of ``max_frames_per_traj`` are used, or an argument has
+            another type.
+        ValueError: if the environment renders no pictures, or there are no episodes.
     """
     if max_frames is not None:
         if max_frames_per_traj is not None:
@@ -63,6 +65,9 @@ def play(  # noqa: PLR0913 - one per decision
         )
         max_frames_per_traj = max_frames
     require_factory(create_env_fn, "create_env_fn")
+    episodes = require("episodes", episodes, int, Option("", at_least=1))
+    require("deterministic", deterministic, bool, Option(""))
+    require("overlay", overlay, bool, Option(""))
     taken: list[Picture] = []
     filmed = _Filmed(require_single(create_env_fn()), taken.append, overlay=overlay)
     kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM

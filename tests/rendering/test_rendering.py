@@ -131,6 +131,13 @@ def test_play_and_evaluate_play_the_same_episodes() -> None:
     assert steps == [t for length in played.lengths for t in range(length + 1)]
 
 
+@pytest.mark.parametrize("wrong", [{"episodes": 0}, {"episodes": 1.5}, {"overlay": 1}])
+def test_play_refuses_arguments_of_another_kind(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises((TypeError, ValueError), match=f"^{name} must be "):
+        next(play(drawing_its_steps, **wrong))
+
+
 def test_play_is_the_same_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = np.array(list(play(drawing_its_steps, episodes=5, seed=5)))
     monkeypatch.setenv("RANK", "1")
