@@ -18,6 +18,10 @@ Recurrence = Literal["gru", "lstm"]
 
 _NUM_CELLS = (64, 64)
 _HIDDEN_SIZE = 64
+_SWITCHES = (
+    *("centralised", "share_params", "agent_ids", "last_action"),
+    *("return_log_prob", "check_mask", "check_finite"),
+)
 
 
 class NetworkFactory(Protocol):
@@ -104,6 +108,7 @@ class PolicyOptions:
         default_interaction_type: interaction type outside ``set_interaction_type``.
 
     Raises:
+        TypeError: for an option of another type.
         ValueError: for an unknown ``recurrent``, a layer without units, an ``epsilon``
             that is not a probability, an unknown name of a ``network``, or for options
             that contradict ``network`` or ``head``.
@@ -163,6 +168,14 @@ class PolicyOptions:
         for name in ("hidden_size", "num_layers"):
             require(name, getattr(self, name), int, Option("", at_least=1))
         self._check_memory()
+        for name in _SWITCHES:
+            require(name, getattr(self, name), bool, Option(""))
+        if not callable(self.activation_class):
+            raise TypeError(
+                "activation_class must be a class of modules, such as torch.nn.ReLU, "
+                f"but is {self.activation_class!r}."
+            )
+        require("epsilon", self.epsilon, float | None, Option(""))
         if self.epsilon is not None and not 0 <= self.epsilon <= 1:
             raise ValueError(
                 f"epsilon must be a probability from 0 to 1, but is {self.epsilon}."

@@ -109,6 +109,12 @@ TYPES: list[Case] = [
         {"check_mask": False},
         "no option 'check_mask'. Its options are actions",
     ),
+    (policy, {"activation_class": "relu"}, "such as torch.nn.ReLU, but is 'relu'"),
+    (policy, {"epsilon": "0.1"}, "epsilon must be a number or None, but is '0.1'"),
+    *(
+        (make, {"centralised": "no"}, "centralised must be True or False, but is 'no'")
+        for make in (policy, critic)
+    ),
     (counting, {"epsilon": 0.1}, "epsilon needs Discrete actions, but prey"),
     (
         policy_of(spaces.Box(-1, 1, (2, 2))),
