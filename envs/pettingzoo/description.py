@@ -35,7 +35,7 @@ from marl_collect.envs.pettingzoo.groups import (
     mask_sources,
     with_text_keys,
 )
-from marl_collect.options import Options
+from marl_collect.options import Option, Options, require
 
 Zoo: TypeAlias = "ParallelEnv[Any, Any, Any] | AECEnv[Any, Any, Any]"
 
@@ -43,6 +43,17 @@ AGENT_ID = "agent_id"
 
 Absent: TypeAlias = Literal["dead", "waiting"]
 """The meaning of an agent that is missing in ``agents`` without having ended."""
+
+_SWITCHES = (
+    *("return_state", "use_mask", "categorical_actions", "agent_ids"),
+    *("episode_reward", "repeats"),
+)
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(_SWITCHES, bool),
+    "done_on_any": bool | None,
+    "time_limit": int | None,
+}
+"""Types of options whose values could be mistaken for others, such as ``"no"``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +76,8 @@ class PettingZooOptions(Options):
 
     def __post_init__(self) -> None:
         """Check what does not depend on the environment."""
+        for name, kind in _KINDS.items():
+            require(name, getattr(self, name), kind, Option(""))
         if self.absent not in get_args(Absent):
             raise ValueError(
                 f"absent must be 'dead' or 'waiting', but is {self.absent!r}."

@@ -30,7 +30,7 @@ from marl_collect.envs.pettingzoo.fast_path import fast_parallel
 from marl_collect.envs.pettingzoo.groups import MaskSource
 from marl_collect.envs.pettingzoo.rows import Rows
 from marl_collect.envs.pettingzoo.tasks import find_task
-from marl_collect.options import Option, method
+from marl_collect.options import Option, method, require
 
 _LEAKS = "pettingzoo.butterfly.knights_archers_zombies.knights_archers_zombies"
 """Module of an environment that keeps state across episodes.
@@ -266,11 +266,14 @@ class PettingZooEnv(PettingZooBase):
         Raises:
             UnknownTaskError: if the task is unknown; names similar tasks.
             MissingPackageError: if a package is missing; names what to install.
+            TypeError: if a keyword has another type.
             ValueError: if groups or spaces do not fit (names the agents), if the
                 device is not the CPU, or if ``parallel`` is False and the task is not.
         """
         _require_cpu(device)
         options = options_of(PettingZooOptions, locals())
+        require("parallel", parallel, bool, Option(""))
+        require("fast", fast, bool, Option(""))
         env = _check(find_task(task, parallel=parallel)(**kwargs), task)
         with closed_on_error(env):
             if not parallel and isinstance(env, ParallelEnv):
@@ -309,11 +312,13 @@ class PettingZooWrapper(PettingZooBase):
         """Own ``env``; the keywords mean what they mean to ``PettingZooEnv``.
 
         Raises:
-            TypeError: if ``env`` is not a PettingZoo environment.
+            TypeError: if ``env`` is not a PettingZoo environment, or a keyword has
+                another type.
             ValueError: if groups or spaces do not fit (names the agents), or if the
                 device is not the CPU.
         """
         _require_cpu(arguments.device)
+        require("fast", arguments.fast, bool, Option(""))
         env = _check(arguments.env, "PettingZooWrapper")
         metadata: Mapping[str, Any] = getattr(env, "metadata", None) or {}
         name = str(metadata.get("name") or type(env.unwrapped).__name__)

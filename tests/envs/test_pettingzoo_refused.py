@@ -97,6 +97,10 @@ TYPES: list[Case] = [
     informed({"no": "hi"}, "'no' of agent agent_0.*'hi'", info_keys=["no"]),
     plain("must be a mapping from group to agents", group_map=["agent_0"]),
     plain("must be a mapping from group to agents", group_map=3),
+    plain("done_on_any must be True or False or None, but is 'no'", done_on_any="no"),
+    plain("repeats must be True or False, but is 'no'", repeats="no"),
+    plain("fast must be True or False, but is 'no'", fast="no"),
+    plain("time_limit must be an integer or None, but is 2.5", time_limit=2.5),
 ]
 
 
