@@ -34,6 +34,7 @@ from marl_collect.core.batch import EnvBatch, SerialBatch
 from marl_collect.core.closing import Closing
 from marl_collect.core.description import EnvDescription, Row
 from marl_collect.core.torchrl_names import advice_on, missing_attribute
+from marl_collect.options import Option, require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -290,11 +291,12 @@ class TensorDictEnv(Closing):
                 it has no effect, because every call gets a copy.
 
         Raises:
-            ValueError: if ``out`` is combined with ``return_contiguous=False``.
+            TypeError: if ``max_steps`` is no integer.
+            ValueError: if it is less than 1, or ``out`` is combined with
+                ``return_contiguous=False``.
         """
         del trust_policy
-        if max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, but is {max_steps}.")
+        max_steps = require("max_steps", max_steps, int, Option("", at_least=1))
         if out is not None and not return_contiguous:
             raise ValueError(
                 "out receives contiguous frames: leave return_contiguous=False out."

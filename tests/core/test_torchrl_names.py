@@ -208,8 +208,10 @@ def test_misuse_is_explained() -> None:
         root["hunter", "action"] = torch.full((2,), 0.9)
         with pytest.raises(TypeError, match="float32: expected integers, torch.int64"):
             env.step(root)
-        with pytest.raises(ValueError, match="max_steps"):
-            env.rollout(0)
+        steps: Any
+        for steps, error in ((0, ValueError), (2.5, TypeError)):
+            with pytest.raises(error, match="max_steps must be an integer"):
+                env.rollout(steps)
         rollout = env.rollout(100)
         with pytest.raises(RuntimeError, match="is over"):
             env.rand_step(rollout[-1].exclude("next"))
