@@ -1,8 +1,4 @@
-"""Batches that a writer reports as written are readable, and bad ones change nothing.
-
-Kills are in ``test_storage_damage.py``, the kinds of batches in
-``test_storage_reading.py``, and the oracle compares what ``record`` writes.
-"""
+"""Batches that a writer reports as written are readable, and bad ones change nothing."""
 
 import errno
 import os
