@@ -1,4 +1,4 @@
-"""Batches that a writer reports as written are readable, and bad ones change nothing."""
+"""Batches that a writer reports as written are readable; bad ones change nothing."""
 
 import errno
 import os
