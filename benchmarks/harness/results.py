@@ -53,7 +53,7 @@ def impersonal(text: str) -> str:
         str(Path(__file__).resolve().parents[2]): "<checkout>",
         sys.prefix: "<environment>",
         sys.base_prefix: "<python>",
-        tempfile.gettempdir(): "<temporary>",
+        tempfile.gettempdir(): "<temporary>",  # noqa: TID251 - no file is made
         str(Path.home()): "<home>",
     }
     for path in sorted(placeholders, key=len, reverse=True):
