@@ -21,7 +21,7 @@ from marl_collect.core.torch_defaults import float32_on
 from marl_collect.models import make_critic, make_policy
 from marl_collect.models.layers.inputs import LocScale
 from marl_collect.training.advantages import acting
-from marl_collect.training.learner import training_rewards, trajectory_ids
+from marl_collect.training.learner import Metrics, training_rewards, trajectory_ids
 from marl_collect.training.off_policy import OffPolicyLearner
 from marl_collect.training.options import (
     Setup,
@@ -131,9 +131,9 @@ class MADDPGLearner(OffPolicyLearner):
             tensors["bias"][:, size:] = LocScale.output_of(self.value.noise)
 
     @override
-    def synchronise(self) -> None:
-        self._set_noise()  # The weights may be those of another learner.
-        super().synchronise()
+    def explore(self) -> Metrics:
+        self._set_noise()
+        return {}
 
     @override
     def remember(self, batch: TensorDictBase) -> int:

@@ -88,6 +88,7 @@ class OffPolicyLearner(Learner):
 
     @override
     def synchronise(self) -> None:
+        self.explore()  # The weights say how another learner explored.
         follow(self.target, self.online, 1.0)
 
     @override
@@ -203,3 +204,4 @@ class OffPolicyLearner(Learner):
         super().load_state_dict(state)
         self.replay.load_state_dict(state["replay"])
         self._due = state["due"]
+        self.explore()

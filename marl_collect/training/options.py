@@ -123,6 +123,10 @@ class PPOOptions(Options):
     critic_lr: Annotated[
         float | None, Option("``lr`` of the critic; None is the same", positive=True)
     ] = None
+    adam_eps: Annotated[
+        float,
+        Option("what Adam adds to the denominators of its steps", positive=True),
+    ] = 1e-5
     max_grad_norm: _MaxGradNorm = 0.5
     clip_apart: Annotated[
         bool,
@@ -182,7 +186,7 @@ class PPOOptions(Options):
         float | None,
         Option(
             "share of the critic's weights in each update of a target critic, which "
-            "follows every gradient step and whose values returns end with; None is no "
+            "follows after every batch and whose values returns end with; None is no "
             "target critic. It needs a critic without memory",
             positive=True,
             at_most=1,
@@ -202,6 +206,10 @@ class PPOOptions(Options):
             positive=True,
         ),
     ] = 0.01
+    critic_num_cells: Annotated[
+        Sequence[int] | None,
+        Option("``num_cells`` of the critic; None is the same", at_least=1),
+    ] = None
     recurrent_critic: Annotated[
         bool,
         Option("whether the critic has memory if ``recurrent`` gives it to policies"),

@@ -100,11 +100,14 @@ class PPOLearner(Learner):
         self.episodes_per_batch = options.ppo.episodes_per_batch
         self._check_episodes()
         self.policy = make_policy(description, **self.policy_options).to(self.device)
-        remembers = (
-            options if self.ppo.recurrent_critic else replace(options, recurrent=None)
+        cells = self.ppo.critic_num_cells
+        judges = replace(
+            options,
+            recurrent=options.recurrent if self.ppo.recurrent_critic else None,
+            num_cells=options.num_cells if cells is None else cells,
         )
         of_critic = network_options(
-            setup, remembers, description, centralised=setup.algorithm in _JOINT_CRITIC
+            setup, judges, description, centralised=setup.algorithm in _JOINT_CRITIC
         )
         self.critic = make_critic(description, **of_critic).to(self.device)
         if self.ppo.orthogonal:
@@ -116,7 +119,7 @@ class PPOLearner(Learner):
         self._states: dict[int, dict[Any, Tensor]] = {}
         """The critic's states after the last batch, by index of the environment."""
         self.networks = {"policy": self.policy, "critic": self.critic}
-        self.optimizer = self._adam(self.ppo.lr, eps=1e-5)
+        self.optimizer = self._adam(self.ppo.lr, self.ppo.adam_eps)
         self.target: nn.Module | None = None
         """The target critic, if there is one."""
         if self.ppo.target_tau is not None:
@@ -210,8 +213,8 @@ class PPOLearner(Learner):
                         minibatch, self.ppo.max_grad_norm, apart=self.ppo.clip_apart
                     )
                 )
-                if self.target is not None and self.ppo.target_tau is not None:
-                    follow(self.target, self.critic, self.ppo.target_tau)
+        if self.target is not None and self.ppo.target_tau is not None:
+            follow(self.target, self.critic, self.ppo.target_tau)
         return self._means(steps) | {"lr": share * self.ppo.lr}
 
     @property

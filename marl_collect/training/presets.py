@@ -171,10 +171,12 @@ _EPYMARL_PPO = (
         "ppo.clip_epsilon": 0.2,
         "ppo.entropy_coeff": 0.001,
         "ppo.critic_coeff": 1.0,
+        "ppo.adam_eps": 1e-8,
         "ppo.max_grad_norm": 10.0,
         "ppo.clip_apart": True,
         "ppo.n_steps": 5,
         "ppo.target_tau": 0.01,
+        "ppo.critic_num_cells": (128, 128),
         "ppo.recurrent_critic": False,
         "ppo.normalise_advantages": False,
     }
@@ -185,13 +187,10 @@ _EPYMARL_A2C = {
     if name not in ("ppo.epochs", "ppo.minibatch_frames", "ppo.clip_epsilon")
 } | {"ppo.lr": 5e-4}
 _EPYMARL_A2C_MISSING = (
-    "the critic has one hidden layer, not two; the value after the last "
-    "frame of the longest episode of a batch is not added; Adam adds 1e-5 to its "
-    "denominators, not 1e-8"
+    "the value after the last frame of the longest episode of a batch is not added"
 )
 _EPYMARL_PPO_MISSING = (
-    f"{_EPYMARL_A2C_MISSING}; returns are computed once per batch, not in each epoch; "
-    "the target critic follows each gradient step, not each batch"
+    f"{_EPYMARL_A2C_MISSING}; returns are computed once per batch, not in each epoch"
 )
 _EPYMARL_ALL_MISSING = (
     "the last evaluation of 100 episodes has seeds of its own; random actions fill the "

@@ -217,7 +217,8 @@ class ValueLearner(OffPolicyLearner):
                 # while agents wait.
                 "counts": counts.to(reward.dtype),
             }
-        data["action"] = batch[self.name, "action"]
+        action = batch[self.name, "action"]
+        data["action"] = action.argmax(-1) if self.group.one_hot else action
         for index, leaf in enumerate(self.leaves):
             data[f"now_{index}"] = batch[leaf.key]
             data[f"after_{index}"] = batch["next"][leaf.key]

@@ -1,5 +1,7 @@
 """Batches of whole episodes, and the draws of a replay buffer, against all frames."""
 
+import copy
+import random
 from functools import partial
 from typing import Any
 
@@ -121,8 +123,8 @@ class Stream:
         self.rows: list[list[tuple[int, bool, int]]] = [[] for _ in range(ENVS)]
         self.ids = list(range(ENVS))
 
-    def batch(self) -> tuple[dict[str, Any], Any, Any]:
-        """Return the next frames: data, ends and ids."""
+    def batch(self, dtype: torch.dtype) -> tuple[dict[str, Any], Any, Any]:
+        """Return the next frames: data, with one entry of this type, ends and ids."""
         numbers, ends, ids = [], [], []
         for env, row in enumerate(self.rows):
             if torch.rand((), generator=self.generator) < 0.2:
@@ -136,6 +138,7 @@ class Stream:
             ids.append([frame[2] for frame in row[-FRAMES:]])
         number = torch.tensor(numbers)
         data = {"number": number, "pair": torch.stack([number, -number], -1).float()}
+        data["small"] = (number % 200).to(dtype)
         return data, torch.tensor(ends), torch.tensor(ids)
 
     def episodes(self, length: int) -> set[tuple[int, ...]]:
@@ -151,48 +154,53 @@ class Stream:
         return whole
 
 
-@pytest.mark.parametrize("capacity", [ENVS * 20, ENVS * 20 - 1, 10_000])
-@pytest.mark.parametrize("seed", range(3))
-def test_episodes_are_whole_also_across_batches(seed: int, capacity: int) -> None:
-    stream, generator = Stream(seed), torch.Generator().manual_seed(seed)
-    replay = ReplayBuffer(capacity, torch.device("cpu"), whole=False)
+CAPACITIES = (ENVS * 4, ENVS * 20, ENVS * 20 - 1, 10_000)
+DTYPES = (torch.uint8, torch.uint16, torch.uint32, torch.bfloat16, torch.bool)
+
+
+def restarted(replay: ReplayBuffer, pick: random.Random) -> ReplayBuffer:
+    """Return a buffer that had other frames, or none, and loads this one's state."""
+    other = ReplayBuffer(replay.frames, torch.device("cpu"), whole=False)
+    if pick.random() < 0.5:
+        other.extend(*Stream(99).batch(pick.choice(DTYPES)))
+    other.whole = replay.whole
+    other.load_state_dict(copy.deepcopy(replay.state_dict()))
+    return other
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_draws_are_the_newest_frames_and_episodes(seed: int, whole: bool) -> None:
+    pick, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    capacity, dtype = CAPACITIES[seed % 4], pick.choice(DTYPES)
+    stream = Stream(seed)
+    replay = restarted(ReplayBuffer(capacity, torch.device("cpu"), whole=whole), pick)
     drawn: set[tuple[int, ...]] = set()
     for number in range(1, 8):
         replay.whole = False  # Without the check that an episode has room.
-        replay.extend(*stream.batch())
-        replay.whole = True
-        length = min(20 if capacity < 100 else 10_000, number * FRAMES)
-        expected = stream.episodes(length)
+        data, ends, ids = stream.batch(dtype)
+        assert replay.extend(data, ends, ids) == int(ends.sum())
+        replay.whole = whole
+        length = min(-(-capacity // ENVS), number * FRAMES)
+        newest = {(frame[0],) for row in stream.rows for frame in row[-length:]}
+        assert len(replay) == len(newest)
+        if pick.random() < 0.4:
+            replay = restarted(replay, pick)
+        expected = stream.episodes(length) if whole else newest
         if not expected:
             continue
-        draws = replay.draw(400, generator)
-        data = replay.take(draws)
+        taken = replay.take(replay.draw(400 if whole else 3_000, generator))
+        rows = zip(taken["number"].tolist(), taken["inside"].sum(1), strict=True)
         drawn = set()
-        for row, inside in zip(data["number"], data["inside"], strict=True):
-            episode = tuple(row[inside].tolist())
-            drawn.add(episode)
-            assert (row[~inside] == episode[-1]).all()
+        for row, count in rows:
+            drawn.add(tuple(row[:count]))
+            assert {*row[count:]} <= {row[count - 1]}  # The last frame again.
         assert drawn == expected
-        assert torch.equal(data["pair"][..., 1], -data["number"].float())
-    assert len(drawn) > 3
-
-
-@pytest.mark.parametrize("capacity", [ENVS * 4, ENVS * 20, 10_000])
-def test_frames_are_drawn_from_all_of_the_newest(capacity: int) -> None:
-    stream, generator = Stream(0), torch.Generator().manual_seed(0)
-    replay = ReplayBuffer(capacity, torch.device("cpu"), whole=False)
-    for number in range(1, 6):
-        replay.extend(*stream.batch())
-        length = min(capacity // ENVS, number * FRAMES)
-        data = replay.take(replay.draw(3_000, generator))
-        newest = {frame[0] for row in stream.rows for frame in row[-length:]}
-        assert set(data["number"].flatten().tolist()) == newest
-        assert len(replay) == len(newest)
-        assert data["inside"].all()
-    empty = ReplayBuffer(capacity, torch.device("cpu"), whole=False)
-    replay.load_state_dict(empty.state_dict())
-    replay.extend(*stream.batch())
-    assert len(replay) == ENVS * min(capacity // ENVS, FRAMES)
+        assert torch.equal(taken["pair"][..., 1], -taken["number"].float())
+        assert taken["small"].dtype == dtype
+        small = (taken["number"] % 200).to(dtype)
+        assert torch.equal(taken["small"].float(), small.float())
+    assert drawn
 
 
 def test_a_buffer_without_a_whole_episode_says_so() -> None:
@@ -237,16 +245,3 @@ def test_an_episode_may_fill_the_whole_ring() -> None:
     assert replay.extend(*numbered(20)) == 1
     data = replay.take(replay.draw(1, torch.Generator()))
     assert data["number"].tolist() == [list(range(20))]
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32])
-def test_unsigned_integers_are_replayed(dtype: torch.dtype) -> None:
-    replay = ReplayBuffer(ENVS * 10, torch.device("cpu"), whole=False)
-    stream = Stream(0)
-    for _ in range(3):  # They go round the ring.
-        data, ends, ids = stream.batch()
-        small = (data["number"] % 200).to(dtype)
-        replay.extend({"number": data["number"], "small": small}, ends, ids)
-    taken = replay.take(replay.draw(50, torch.Generator().manual_seed(0)))
-    assert taken["small"].dtype == dtype
-    assert torch.equal(taken["small"].long(), taken["number"] % 200)

@@ -4,8 +4,6 @@ Their arguments, files of their state, and their batches: padding has no influen
 other forms of batches are errors.
 """
 
-import copy
-import pickle
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,10 +14,10 @@ import torch
 from workloads.counting import CountingEnv
 from workloads.pair import PairEnv
 
-from marl_collect import Collector, evaluate
+from marl_collect import Collector
 from marl_collect.core.signature import MEMBER
 from marl_collect.envs import PettingZooWrapper
-from marl_collect.models import load_policy, make_critic, make_policy, save_policy
+from marl_collect.models import make_policy, save_policy
 from marl_collect.training import ppo
 from marl_collect.training.advantages import TRAINED
 from marl_collect.training.learner import Learner, RunningMoments, learner_of
@@ -43,7 +41,7 @@ SETTINGS = {
 HUNTERS: Any = partial(CountingEnv, n_prey=0)
 IMAGES = partial(CountingEnv, image=(32, 32, 3))
 DESCRIPTION = HUNTERS().description
-MASK = ("collector", "mask")
+MASK, IDS = ("collector", "mask"), ("collector", "traj_ids")
 UNSCALED: dict[str, Any] = {"standardise_rewards": False, "reward": "agent"}
 
 
@@ -78,75 +76,6 @@ def batches(
         return [collector.next().clone() for _ in range(count)]
 
 
-def padded(batch: Any, frames: int, row: bool = False) -> Any:
-    """Return a batch with frames of garbage, also in a row of its own."""
-    garbage: Any = torch.cat([batch] * 9, 1)[:, : batch.shape[1] + frames].clone()
-    if row:
-        garbage = torch.cat([garbage, garbage[:1]])
-    valid = torch.zeros(garbage.shape, dtype=torch.bool)
-    valid[: len(batch), : batch.shape[1]] = True
-    for leaf in garbage.values(include_nested=True, leaves_only=True):
-        invalid = leaf[~valid]
-        leaf[~valid] = torch.full_like(
-            invalid, float("nan") if invalid.is_floating_point() else 1
-        )
-    garbage[MASK] = valid
-    return garbage
-
-
-def in_rows(batch: Any) -> Any:
-    """Return the episodes of one row as rows with garbage behind them."""
-    ids = batch["collector", "traj_ids"][0]
-    episodes = [batch[:, ids == k] for k in ids.unique()]
-    longest = max(episode.shape[1] for episode in episodes)
-    return torch.cat([padded(e, longest + 2 - e.shape[1]) for e in episodes])
-
-
-def weights_after(learner: Any, *learnt: Any) -> list[Any]:
-    for batch in learnt:
-        learner.update(batch, progress=0.5)
-    return [
-        *learner.parameters(),
-        *[weight for net in learner.untrained.values() for weight in net.parameters()],
-    ]
-
-
-@pytest.mark.parametrize("recurrent", [None, "gru"])
-@pytest.mark.parametrize("row", [False, True])
-@pytest.mark.parametrize("algorithm", ["mappo", "ia2c"])
-def test_ppo_ignores_padding(algorithm: str, row: bool, recurrent: str | None) -> None:
-    name = f"{algorithm}-local-shared"
-    learner, other = (make(name, recurrent=recurrent) for _ in range(2))
-    learnt = batches(learner, 2, environments=3)
-    expected = weights_after(learner, *learnt)
-    actual = weights_after(other, *(padded(b, k, row) for k, b in enumerate(learnt, 4)))
-    for one, two in zip(expected, actual, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-4, atol=2e-5)
-    # With which the critic reads the next batch, and which weights hardly show.
-    torch.testing.assert_close(other._states, learner._states, rtol=1e-4, atol=1e-4)
-    assert len(other._states) == (3 if recurrent else 0)
-    assert other.frames == learner.frames == 240
-
-
-@pytest.mark.parametrize("recurrent", [None, "gru"])
-@pytest.mark.parametrize("algorithm", ["iql", "vdn", "qmix"])
-def test_value_learners_ignore_padding(algorithm: str, recurrent: str | None) -> None:
-    name = f"{algorithm}-local-shared"
-    learner, other = (make(name, recurrent=recurrent) for _ in range(2))
-    learnt = []
-    for batch in batches(learner, 2):  # Whole episodes, in one row.
-        last = int(batch["next", "done"].flatten().nonzero()[-1])
-        learnt.append(batch[:, : last + 1])
-    ids = learnt[1]["collector", "traj_ids"][0]
-    learnt[1] = learnt[1][:, ids != ids[0]]
-    expected = weights_after(learner, *learnt)
-    actual = weights_after(other, *map(in_rows, learnt))
-    assert learner.updates == other.updates > 0
-    assert learner.frames == other.frames == len(other.replay)
-    for one, two in zip(expected, actual, strict=True):
-        assert torch.equal(one, two)
-
-
 def moved(batch: Any, environment: int) -> Any:
     """Return a batch as if it were of another environment."""
     batch = batch.clone()
@@ -159,124 +88,23 @@ def test_environments_have_critic_states_of_their_own() -> None:
     settings: dict[str, Any] = {"recurrent": "gru", "ppo.lr": 1e-12}
     settings["ppo.normalise_values"] = False  # Their unit moves with each batch.
     learner, fresh = (make("mappo-local-shared", **settings) for _ in range(2))
-    first, second = batches(learner, 2)
+    first, second = batches(learner, 2, environments=2)
     joined = fresh.prepare(torch.cat([first, second], 1))
-    state_value = ("hunter", "state_value")
+
+    def values(data: Any) -> Any:
+        return data["hunter", "state_value"].reshape(2, -1, 2)
+
     learner.update(first, progress=0.0)
-    other = learner.prepare(moved(second, 1))
-    torch.testing.assert_close(other[state_value], fresh.prepare(second)[state_value])
-    learner.update(moved(second, 1), progress=0.0)
+    other = values(learner.prepare(moved(second, 2)))
+    torch.testing.assert_close(other, values(fresh.prepare(second)))
+    learner.update(moved(second, 2), progress=0.0)
     restored = make("mappo-local-shared", **settings)
     restored.load_state_dict(learner.state_dict())
-    later = restored.prepare(second)[state_value].flatten(0, 1)
-    expected = joined[state_value].flatten(0, 1)[40:]
-    torch.testing.assert_close(later, expected)
-    assert not torch.allclose(later, other[state_value].flatten(0, 1))
-
-
-def test_whole_episodes_of_other_environments_are_refused() -> None:
-    """A later part of their episodes would be taken for a whole one."""
-    learner = make("vdn-local-shared", recurrent="gru")
-    first, second = batches(learner, 2)
-    learner.update(first, progress=0.0)
-    with pytest.raises(ValueError, match=r"after \[0\] this one is of \[1\]: use a C"):
-        learner.update(moved(second, 1), progress=0.0)
-    of_frames = make("vdn-local-shared")
-    for batch in (first, moved(second, 1)):
-        of_frames.update(batch, progress=0.0)
-    assert len(of_frames.replay) == 80
-
-
-def test_whole_episodes_are_not_learnt_from_pieces() -> None:
-    learner = make("vdn-local-shared", recurrent="gru")
-    (batch,) = batches(learner, split_trajs=True)
-    with pytest.raises(ValueError, match="of the batch ends within one: pass tra"):
-        learner.update(batch, progress=0.0)
-    learner = make("vdn-local-shared")
-    learner.update(batch, progress=0.0)
-    assert len(learner.replay) == 40
-
-
-@pytest.mark.parametrize("algorithm", ["ippo", "vdn"])
-@pytest.mark.parametrize(
-    ("form", "cure"),
-    [
-        (lambda batch: batch.reshape(-1), r"batch size \[80\]: omit cat_results"),
-        (lambda batch: batch.unsqueeze(0), r"\[1, 2, 40\]: omit cat_results"),
-        (lambda batch: batch.transpose(0, 1), r"\[T, B\] = \[40, 2\]: pass batch.tra"),
-        (
-            lambda batch: torch.cat(list(batch.split(1)), 1),
-            "several environments in a row: omit cat_results",
-        ),
-        (
-            lambda batch: batch.exclude(("next", "hunter", "observation")),
-            r"no next observations: pass restore_next\(batch\)",
-        ),
-        (
-            lambda batch: padded(batch, 2)[:, torch.arange(41, -1, -1)],
-            "valid frames after padding",
-        ),
-    ],
-)
-def test_other_forms_of_batches_fail(algorithm: str, form: Any, cure: str) -> None:
-    learner = make(f"{algorithm}-local-shared")
-    (batch,) = batches(learner, environments=2)
-    before = [weight.clone() for weight in learner.parameters()]
-    with pytest.raises(ValueError, match=f"Learner learns from batches .*{cure}"):
-        learner.update(form(batch), progress=0.5)
-    assert all(map(torch.equal, learner.parameters(), before))
-    assert learner.frames == 0
-    learner.update(batch, progress=0.5)
-
-
-@pytest.mark.parametrize("name", ["ippo-local-shared", "vdn-local-shared"])
-def test_a_state_of_another_environment_is_refused(name: str) -> None:
-    """Networks that agents share fit any number of agents; buffers do not."""
-    learner, setup = make(name), Setup.parse(name)
-    four = partial(CountingEnv, n_prey=0, n_hunters=4)
-    options = learner.options
-    other = learner_of(setup.algorithm)(four().description, setup, options, seed=3)
-    before = [weight.clone() for weight in other.parameters()]
-    with pytest.raises(ValueError, match="2 agents, .* this environment has .*4 agen"):
-        other.load_state_dict(learner.state_dict())
-    assert all(map(torch.equal, other.parameters(), before))
-
-
-def test_value_learners_count_the_frames_that_they_have_seen() -> None:
-    """Not ``progress`` of the frames in the options, which a loop need not set."""
-    settings = {"value.warm_up_frames": 60, "value.epsilon_frames": 160}
-    learner = make("vdn-local-shared", **settings)
-    learnt = batches(learner, 4)
-    epsilons = []
-    for number, batch in enumerate(learnt):
-        if number == 2:  # A restart.
-            state = learner.state_dict()
-            learner = make("vdn-local-shared", **settings)
-            learner.load_state_dict(state)
-        epsilons.append(learner.update(batch, progress=1.0)["epsilon"])
-        (acting,) = [b for n, b in learner.policy.named_buffers() if "epsilon" in n]
-        assert float(acting) == pytest.approx(epsilons[-1])
-        assert (learner.updates > 0) == (number > 0)
-    expected = [1 - share * 0.95 for share in (0.25, 0.5, 0.75, 1)]
-    assert epsilons == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("name", ["ippo-local-own", "iql-local-own", "vdn-local-own"])
-def test_a_reward_that_is_not_finite_is_named(name: str) -> None:
-    learner = make(name)
-    (batch,) = batches(learner)
-    batch["next", "hunter", "reward"][0, 3, 1] = float("nan")
-    with pytest.raises(ValueError, match="A reward of group 'hunter' is NaN"):
-        learner.update(batch, progress=0.0)
-
-
-def test_a_batch_without_a_known_outcome_says_what_to_change() -> None:
-    learner = make("ippo-local-shared")
-    batch = batches(learner)[0][:, :1]
-    for key in ("mask", "done", "terminated", "truncated"):  # Everybody waits next.
-        batch["next", "hunter", key][:] = False
-    with pytest.raises(ValueError, match="with 1 frames per environment, no agent"):
-        learner.update(batch, progress=0.0)
+    # Environments are told apart by their index, not by the order of the rows.
+    later = values(restored.prepare(second.flip(0))).flip(0)
+    torch.testing.assert_close(later, values(joined)[:, 40:])
+    for row in range(2):
+        assert not torch.allclose(later[row], other[row])
 
 
 # Arguments, and files of a learner's state
@@ -322,85 +150,6 @@ def test_targets_begin_with_the_initial_weights(setup: str, tmp_path: Path) -> N
         assert (one == other).all()
 
 
-def test_frames_beyond_those_of_a_run_have_no_negative_learning_rate() -> None:
-    learner = make("ippo-local-shared", **{"ppo.anneal": True})
-    before = copy.deepcopy(learner.policy.state_dict())
-    for progress in (1.0, 1.25):
-        assert learner.update(batches(learner)[0], progress)["lr"] == 0.0
-    for name, weight in learner.policy.state_dict().items():
-        assert torch.equal(weight, before[name])
-
-
-@pytest.mark.processes
-def test_the_policy_of_a_saved_learner_needs_no_options(tmp_path: Path) -> None:
-    learner = make("mappo-centralised-own", recurrent="gru", activation="relu")
-    learner.save(tmp_path / "learner.pt")
-    policy = load_policy(tmp_path / "learner.pt")
-    played = [
-        evaluate(p, HUNTERS, episodes=3, seeds=0).team_returns
-        for p in (learner.policy, policy)
-    ]
-    assert played[0] == played[1]
-
-
-@pytest.mark.parametrize(
-    ("saved", "setup", "settings", "message"),
-    [
-        ("mappo-local-shared", None, {"ppo.target_tau": 0.1}, ".* fit.*target_critic"),
-        ("mappo-local-own", "mappo-local-shared", {}, " does not fit"),
-        ("ippo-local-shared", "mappo-local-shared", {}, ".*the setup ippo-local-share"),
-        ("qmix-local-shared", None, {"value.buffer_frames": 200}, " .*=100000 .*=200 "),
-        (
-            "qmix-local-shared",
-            None,
-            {"value.replay": "episodes"},
-            " .*plays frames.*plays episodes",
-        ),
-    ],
-)
-def test_a_file_of_another_learner_is_refused_before_anything_changes(
-    saved: str, setup: Any, settings: Any, message: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "learner.pt"
-    first = make(saved, seed=3)
-    first.update(batches(first)[0], 0.5)
-    first.save(path)
-    second = make(setup or saved, **settings)
-    before = copy.deepcopy(second.state_dict())
-    with pytest.raises(ValueError, match=rf"learner\.pt{message}"):
-        second.load(path)
-    assert repr(second.state_dict()) == repr(before)
-
-
-def test_a_file_without_a_learner_is_named(tmp_path: Path) -> None:
-    path, learner = tmp_path / "learner.pt", make("mappo-local-shared")
-    policy = make_policy(DESCRIPTION, num_cells=(8,))
-    save_policy(path, policy, DESCRIPTION, num_cells=(8,))
-    with pytest.raises(ValueError, match=r"learner\.pt has a policy only"):
-        learner.load(path)
-    with pytest.raises(FileNotFoundError, match=r"none\.pt"):
-        learner.load(tmp_path / "none.pt")
-
-
-@pytest.mark.parametrize("setup", ["mappo-local-shared", "qmix-local-shared"])
-def test_all_networks_stay_if_one_does_not_fit(setup: str, tmp_path: Path) -> None:
-    path = tmp_path / "learner.pt"
-    first = make(setup, seed=3)
-    first.save(path)
-    state = torch.load(path, weights_only=True)
-    last = list(first.networks)[-1]
-    weights = state["networks"][last]
-    weights[list(weights)[-1]] = torch.zeros(99)
-    torch.save(state, path)
-    second = make(setup)
-    before = copy.deepcopy(second.state_dict())
-    with pytest.raises(ValueError, match=rf"The {last} in .*learner\.pt does not fit"):
-        second.load(path)
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        second.load_state_dict(state)
-    assert repr(second.state_dict()) == repr(before)
-
-
 @pytest.mark.parametrize("name", ["ippo-local-shared", "iql-local-shared"])
 def test_an_update_has_the_threads_of_its_options(name: str) -> None:
     learner = make(name)
@@ -438,51 +187,27 @@ def test_a_loaded_learner_keeps_its_own_options(name: str) -> None:
         assert second.optimizer.param_groups[0]["lr"] == TrainingOptions().value.lr
 
 
-WITH_TARGETS: dict[str, Any] = {"ppo.target_tau": 0.1}
-
-
-def loaded(learner: Any, name: str) -> Any:
-    other = make(name, seed=1, **WITH_TARGETS)
-    other.load_state_dict(learner.state_dict())
-    return other
-
-
-@pytest.mark.parametrize("name", ["mappo-local-shared", "qmix-local-shared"])
-@pytest.mark.parametrize(
-    "copied",
-    [
-        loaded,
-        lambda learner, _: copy.deepcopy(learner),
-        lambda learner, _: pickle.loads(pickle.dumps(learner)),
-    ],
-    ids=["state_dict", "deepcopy", "pickle"],
-)
-def test_a_copy_of_a_learner_learns_what_it_does_and_does_not_disturb_it(
-    copied: Any, name: str
+@pytest.mark.parametrize("initial", [True, False])
+@pytest.mark.parametrize("name", ["iddpg-local-shared", "vdn-local-shared"])
+def test_a_learner_explores_by_its_own_options(
+    name: str, initial: bool, tmp_path: Path
 ) -> None:
-    learner, undisturbed = (make(name, **WITH_TARGETS) for _ in range(2))
-    learnt = batches(learner, 3)
-    weights_after(learner, learnt[0])
-    weights_after(undisturbed, learnt[0])
-    other = copied(learner, name)
-    from_copy = weights_after(other, *learnt[1:])
-    expected = weights_after(undisturbed, *learnt[1:])
-    actual = weights_after(learner, *learnt[1:])
-    for one, two, three in zip(expected, actual, from_copy, strict=True):
-        assert torch.equal(one, two)
-        assert torch.equal(one, three)
-
-
-@pytest.mark.parametrize("padding", [False, True])
-def test_ppo_does_not_learn_from_random_actions(padding: bool) -> None:
-    learner = make("mappo-local-shared")
-    random, chosen = batches(learner, 2, init_random_frames=1)
-    random = padded(random, 4) if padding else random
-    with pytest.raises(ValueError, match="batch are random.*Omit init_random_frames"):
-        learner.update(random, 0.5)
-    assert learner.updates == 0
-    learner.update(chosen, 0.5)
-    assert learner.updates > 0
+    """Also before its first batch, whatever weights it was given."""
+    is_vdn = name.startswith("vdn")
+    factory, path = HUNTERS if is_vdn else pair, tmp_path / "learner.pt"
+    saved = make(name, factory, **{"value.noise": 2.0, "value.epsilon_start": 0.5})
+    saved.save(path)
+    settings = {"value.noise": 0.3, "value.epsilon_start": 0.7}
+    more = {"initial": str(path)} if initial else {}
+    learner = make(name, factory, **settings, **more)
+    if not initial:
+        learner.load(path)
+    if is_vdn:
+        (epsilon,) = learner.policy.buffers()
+        assert epsilon.item() == pytest.approx(0.7)
+    else:
+        scale = batch_of(factory, learner)["agent", "scale"]
+        torch.testing.assert_close(scale, torch.full_like(scale, 0.3))
 
 
 def test_equal_rewards_become_zeros() -> None:
@@ -543,6 +268,18 @@ def test_the_rewards_of_rivals_are_not_the_team_s(name: str, mask: bool) -> None
             assert row == pytest.approx([reward] * len(row), abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["ippo", "iql", "vdn", "qmix"])
+def test_one_hot_actions_are_learnt_like_their_numbers(name: str) -> None:
+    learned = []
+    for categorical in (True, False):
+        factory = partial(PettingZooWrapper, PairEnv(), categorical_actions=categorical)
+        learner = make(f"{name}-local-shared", factory)
+        learner.update(batch_of(factory, learner), progress=0.5)
+        assert learner.updates
+        learned.append(torch.cat([p.flatten() for p in learner.parameters()]))
+    assert torch.equal(*learned)
+
+
 def test_minibatches_have_a_seed_of_their_own() -> None:
     """The number is that of docs/architecture.md ("Seeds")."""
     assert (
@@ -577,6 +314,19 @@ def test_metrics_are_means_over_groups_and_losses_are_sums() -> None:
     assert hunter["kl_approx"] != pytest.approx(prey["kl_approx"])
 
 
+def test_metrics_are_means_over_the_steps_of_an_update() -> None:
+    """Passes over a batch measure the same if the weights hardly move."""
+    settings = {"ppo.lr": 1e-12, "ppo.minibatch_frames": 1000}
+    once, often = (
+        make("ippo-local-shared", **settings | {"ppo.epochs": count})
+        for count in (1, 3)
+    )
+    (batch,) = batches(once)
+    expected = pytest.approx(once.update(batch, 0.5), rel=1e-4, abs=1e-6)
+    assert often.update(batch, 0.5) == expected
+    assert often.updates == 3 * once.updates
+
+
 @pytest.mark.parametrize("recurrent", [None, "gru"])
 @pytest.mark.parametrize("name", ["ippo-local-own", "mappo-centralised-shared"])
 def test_orthogonal_weights_are_orthogonal(name: str, recurrent: str | None) -> None:
@@ -599,41 +349,6 @@ def test_orthogonal_weights_are_orthogonal(name: str, recurrent: str | None) -> 
     assert float(torch.linalg.svdvals(last.detach()).max()) == pytest.approx(0.05)
 
 
-def test_an_observation_that_is_not_finite_makes_no_weight_nan() -> None:
-    learner = make("ippo-local-shared", CountingEnv)
-    batch = batch_of(CountingEnv, learner)
-    batch["hunter", "observation"][0, 3] = float("nan")
-    with pytest.raises(ValueError, match="gradient of ippo-local-shared is NaN"):
-        learner.update(batch, progress=0.0)
-    assert all(p.isfinite().all() for p in learner.parameters())
-
-
-@pytest.mark.accelerator
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("mappo-local-shared", {}),
-        ("ippo-local-own", {"recurrent": "gru"}),
-        ("mappo-centralised-shared", {}),
-    ],
-)
-def test_a_gpu_learns_what_the_cpu_does(name: str, options: dict[str, Any]) -> None:
-    options = options | UNSCALED
-    on_gpu = make(name, CountingEnv, device="cuda", **options)
-    on_cpu = make(name, CountingEnv, **options)
-    batch = batch_of(CountingEnv, on_cpu)
-    close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-3)
-    assert all(p.is_cuda for p in on_gpu.parameters())
-    prepared, expected = on_gpu.prepare(batch), on_cpu.prepare(batch)
-    for group in ("hunter", "prey"):
-        close(prepared[group, "advantage"].cpu(), expected[group, "advantage"])
-    metrics = on_gpu.update(batch, progress=0.0)
-    reference = on_cpu.update(batch, progress=0.0)
-    for each in (metrics, reference):
-        del each["entropy"]  # Of continuous actions: estimated from a device's draws.
-    assert metrics == pytest.approx(reference, rel=1e-2, abs=1e-3, nan_ok=True)
-
-
 @pytest.mark.parametrize("recurrent", [None, "gru"])
 def test_pictures_of_few_frames_are_criticised_at_once(
     recurrent: str | None, monkeypatch: pytest.MonkeyPatch
@@ -650,46 +365,6 @@ def test_pictures_of_few_frames_are_criticised_at_once(
     learner.prepare(batch)
     assert max(sizes) == 5
     assert sum(sizes) == 2 * batch.numel()
-
-
-@pytest.mark.accelerator
-@pytest.mark.parametrize("recurrent", [None, "gru"])
-@pytest.mark.parametrize("name", ["vdn-local-shared", "qmix-local-shared"])
-def test_a_gpu_learns_from_a_buffer_there(name: str, recurrent: str | None) -> None:
-    options = UNSCALED | {"recurrent": recurrent}
-    on_gpu = make(name, device="cuda", **options)
-    on_cpu = make(name, **options)
-    batch = batch_of(HUNTERS, on_cpu)
-    before = [p.clone() for p in on_gpu.parameters()]
-    assert all(p.is_cuda for p in before)
-    for _ in range(2):  # The same frames are drawn.
-        reference = pytest.approx(on_cpu.update(batch, progress=0.5), rel=1e-2)
-        assert on_gpu.update(batch, progress=0.5) == reference
-    assert not any(map(torch.equal, on_gpu.parameters(), before))
-    on_cpu.load_state_dict(on_gpu.state_dict())
-    for ours, theirs in zip(on_cpu.parameters(), on_gpu.parameters(), strict=True):
-        assert torch.equal(ours, theirs.cpu())
-
-
-def test_a_batch_of_other_environments_is_an_error() -> None:
-    learner = make("vdn-local-shared")
-    batch = batch_of(HUNTERS, learner)
-    learner.remember(batch)
-    with pytest.raises(ValueError, match="from 1 environments, but this one comes fro"):
-        learner.remember(torch.cat([batch, batch]))
-
-
-def test_gradient_steps_count_frames_or_episodes_across_batches() -> None:
-    frames = make("vdn-local-shared", **{"value.frames_per_update": 40})
-    episodes = {"value.replay": "episodes", "value.episodes_per_update": 7}
-    whole = make("vdn-local-shared", **episodes)
-    batch = batch_of(HUNTERS, frames)
-    ends = int(batch["next", "done"].sum())
-    for number in (1, 2, 3):
-        frames.update(batch, progress=1.0)
-        whole.update(batch, progress=1.0)
-        assert frames.updates == number * 60 // 40
-        assert whole.updates == number * ends // 7
 
 
 def test_a_checkpoint_has_the_filled_rows_of_the_buffer(tmp_path: Path) -> None:
@@ -765,18 +440,197 @@ def test_what_a_learner_cannot_use_is_named(
         make(f"{name}-local-shared", factory, **settings)
 
 
-@pytest.mark.parametrize(("factory", "name"), [(HUNTERS, "iql"), (pair, "maddpg")])
-def test_agents_that_wait_for_their_turn_are_refused(factory: Any, name: str) -> None:
-    learner = make(f"{name}-local-shared", factory)
-    batch = batch_of(factory, learner)
-    (group,) = learner.description.groups
-    batch[group, "mask"] = torch.ones(batch[group, "done"].shape[:-1]).bool()
-    batch[group, "mask"][0, 5, 1] = batch[group, "done"][0, 5, 1] = False
-    with pytest.raises(ValueError, match="agents wait for their turn here. Use vdn"):
-        learner.update(batch, 1.0)
+# Batches that cannot be learnt from
 
 
-@pytest.mark.processes
-def test_critics_of_discrete_actions_are_refused() -> None:
-    with pytest.raises(TypeError, match="actions=True needs Box actions, but hunter"):
-        make_critic(CountingEnv, actions=True)
+def changed(batch: Any, key: Any, value: Any, at: Any = (0, 3, 1)) -> Any:
+    """Return a copy of a batch with another value at some places of an entry."""
+    batch = batch.clone()
+    batch[key][at] = value
+    return batch
+
+
+def nobody_acts_next(batch: Any) -> Any:
+    batch = batch[:, :1].clone()
+    for key in ("mask", "done", "terminated", "truncated"):
+        batch["next", "hunter", key][:] = False
+    return batch
+
+
+def with_mask(batch: Any, first: bool) -> Any:
+    """Return a batch whose first frames are padding, or its last ones."""
+    valid = torch.ones(batch.shape, dtype=torch.bool)
+    valid[:, 0 if first else -1] = False
+    batch = batch.clone()
+    batch[MASK] = valid
+    return batch
+
+
+def random_actions(batch: Any) -> Any:
+    """Return what collectors write in random frames, with garbage as padding."""
+    learner = make("mappo-local-shared")
+    (batch,) = batches(learner, environments=len(batch), init_random_frames=1)
+    batch = with_mask(batch, first=False)
+    for key in ("logits", "action_log_prob"):
+        batch["hunter", key][:, -1] = float("nan")
+    return batch
+
+
+NAN = float("nan")
+FORMS: list[tuple[Any, str]] = [
+    (lambda batch: batch.reshape(-1), r"batch size \[80\]: omit cat_results"),
+    (lambda batch: batch.unsqueeze(0), r"\[1, 2, 40\]: omit cat_results"),
+    (lambda batch: batch.transpose(0, 1), r"\[T, B\] = \[40, 2\]: pass batch.tra"),
+    (
+        lambda batch: torch.cat(list(batch.split(1)), 1),
+        "several environments in a row: omit cat_results",
+    ),
+    (
+        lambda batch: batch.exclude(("next", "hunter", "observation")),
+        r"no next observations: pass restore_next\(batch\)",
+    ),
+    (lambda batch: with_mask(batch, first=True), "valid frames after padding"),
+]
+REWARD, OBSERVATION = ("next", "hunter", "reward"), ("hunter", "observation")
+UNUSABLE = [
+    *(
+        (name, change, f"Learner learns from batches .*{cure}")
+        for name in ("ippo", "vdn")
+        for change, cure in FORMS
+    ),
+    *(
+        (name, lambda batch: changed(batch, REWARD, NAN), "A reward of group 'hunter'")
+        for name in ("ippo", "iql", "vdn")
+    ),
+    *(
+        (
+            *(name, lambda batch: changed(batch, OBSERVATION, NAN, ())),
+            "gradient of .* is NaN",
+        )
+        for name in ("ippo", "iql")
+    ),
+    ("mappo", random_actions, "batch are random.*Omit init_random_frames"),
+    ("ippo", nobody_acts_next, "with 1 frames per environment, no agent"),
+    (
+        *("iql", lambda batch: changed(batch, ("hunter", "mask"), False)),
+        "agents wait for their turn here. Use vdn",
+    ),
+    (
+        *("vdn", lambda batch: torch.cat([batch, batch])),
+        "from 2 environments, but this one comes from 4",
+    ),
+    (
+        *("vdn gru", lambda batch: changed(batch, IDS, 9 << 32, ())),
+        r"after \[0, 1\] this one is of \[9, 9\]: use a C",
+    ),
+    (
+        *("vdn gru", lambda batch: with_mask(batch, first=False)),
+        "of the batch ends within one: pass tra",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "words"), UNUSABLE)
+def test_what_cannot_be_learnt_from_changes_no_weight(
+    name: str, change: Any, words: str
+) -> None:
+    algorithm, *memory = name.split()
+    learner = make(f"{algorithm}-local-shared", recurrent=memory[0] if memory else None)
+    first, second = batches(learner, 2, environments=2)
+    learner.update(first, progress=0.0)
+    before = [weight.clone() for weight in learner.parameters()]
+    with pytest.raises(ValueError, match=words):
+        learner.update(change(second), progress=0.0)
+    assert all(map(torch.equal, learner.parameters(), before))
+    if "gradient" not in words:  # After NaN, which may be in a buffer, no run goes on.
+        updates = learner.updates
+        learner.update(second, progress=0.0)
+        assert learner.updates > updates
+
+
+# Files and states of other learners
+
+FOUR: Any = partial(CountingEnv, n_prey=0, n_hunters=4)
+
+
+def one_that_does_not_fit(path: Path) -> None:
+    """Change the last weight of the last network in a file."""
+    state = torch.load(path, weights_only=True)
+    weights = state["networks"][list(state["networks"])[-1]]
+    weights[list(weights)[-1]] = torch.zeros(99)
+    torch.save(state, path)
+
+
+@pytest.mark.parametrize(
+    ("saved", "other", "words"),
+    [
+        ("mappo-local-shared", {"ppo.target_tau": 0.1}, ".* fit.*target_critic"),
+        ("mappo-local-own", {"name": "mappo-local-shared"}, " does not fit"),
+        (
+            *("ippo-local-shared", {"name": "mappo-local-shared"}),
+            ".*the setup ippo-local-share",
+        ),
+        ("ippo-local-shared", {"factory": FOUR}, ".*2 agents, .* has .*4 agen"),
+        ("vdn-local-shared", {"factory": FOUR}, ".*2 agents, .* has .*4 agen"),
+        ("qmix-local-shared", {"value.buffer_frames": 200}, " .*=100000 .*=200 "),
+        (
+            *("qmix-local-shared", {"value.replay": "episodes"}),
+            " .*plays frames.*plays episodes",
+        ),
+        ("mappo-local-shared", one_that_does_not_fit, " does not fit"),
+        ("qmix-local-shared", one_that_does_not_fit, " does not fit"),
+    ],
+)
+def test_a_state_of_another_learner_is_refused_before_anything_changes(
+    saved: str, other: Any, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "learner.pt"
+    first = make(saved, seed=3)
+    first.update(batches(first)[0], 0.5)
+    first.save(path)
+    if callable(other):
+        other(path)
+        other = {}
+    second = make(**{"name": saved} | other)
+    before = repr(second.state_dict())
+    with pytest.raises(ValueError, match=rf"learner\.pt{words}"):
+        second.load(path)
+    assert repr(second.state_dict()) == before
+    if "setup" not in words:
+        state = torch.load(path, weights_only=True)
+        with pytest.raises((KeyError, RuntimeError, ValueError)):
+            second.load_state_dict(state)
+        assert repr(second.state_dict()) == before
+
+
+def test_a_file_without_a_learner_is_named(tmp_path: Path) -> None:
+    path, learner = tmp_path / "learner.pt", make("mappo-local-shared")
+    policy = make_policy(DESCRIPTION, num_cells=(8,))
+    save_policy(path, policy, DESCRIPTION, num_cells=(8,))
+    with pytest.raises(ValueError, match=r"learner\.pt has a policy only"):
+        learner.load(path)
+    with pytest.raises(FileNotFoundError, match=r"none\.pt"):
+        learner.load(tmp_path / "none.pt")
+
+
+@pytest.mark.accelerator
+@pytest.mark.parametrize("recurrent", [None, "gru"])
+@pytest.mark.parametrize(
+    "name",
+    ["mappo-local-shared", "ippo-local-own", "vdn-local-shared", "qmix-local-shared"],
+)
+def test_a_gpu_learns_what_the_cpu_does(name: str, recurrent: str | None) -> None:
+    """Value learners draw the same frames from a buffer there."""
+    options = UNSCALED | {"recurrent": recurrent}
+    on_gpu, on_cpu = make(name, device="cuda", **options), make(name, **options)
+    batch = batch_of(HUNTERS, on_cpu)
+    before = [parameter.clone() for parameter in on_gpu.parameters()]
+    assert all(parameter.is_cuda for parameter in before)
+    for _ in range(2):
+        expected = on_cpu.update(batch, progress=0.5)
+        metrics = on_gpu.update(batch, progress=0.5)
+        assert metrics == pytest.approx(expected, rel=1e-2, abs=1e-3, nan_ok=True)
+    assert not any(map(torch.equal, on_gpu.parameters(), before))
+    on_cpu.load_state_dict(on_gpu.state_dict())
+    for ours, theirs in zip(on_cpu.parameters(), on_gpu.parameters(), strict=True):
+        assert torch.equal(ours, theirs.cpu())

@@ -71,47 +71,100 @@ HUNTERS = partial(CountingEnv, n_prey=0)
 equal = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
+class SignalAt(StopAt):
+    """Sends a signal after a batch was trained on, or in an evaluation."""
+
+    def __init__(self, number: int, frames: int, *, evaluation: bool) -> None:
+        super().__init__(frames)
+        self.number = number
+        self.evaluation = evaluation
+        self.told = 0
+        self.goes_on = False
+
+    def progress(self, frames: int, row: dict[str, float]) -> None:
+        if frames == self.frames and not self.evaluation:
+            os.kill(os.getpid(), self.number)
+            self.goes_on = True
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        if record.frames == self.frames and self.evaluation:
+            os.kill(os.getpid(), self.number)
+            self.goes_on = True
+
+    def interrupted(self) -> None:
+        self.told += 1
+
+
 @pytest.mark.parametrize(
-    ("name", "settings"),
+    ("name", "settings", "end"),
     [
-        ("mappo-local-own-ids", {"recurrent": "gru", "standardise_rewards": True}),
-        ("mappo-centralised-shared", {"network": "attention", "last_action": True}),
-        ("ippo-local-shared", {"ppo.episodes_per_batch": 4, "recurrent": "gru"}),
-        ("qmix-centralised-own", {"network": "attention"}),
-        ("iql-local-shared-ids", {"recurrent": "gru", "standardise_rewards": True}),
-        ("vdn-local-shared", {"recurrent": "lstm", "last_action": True}),
-        ("maddpg-local-own", {"standardise_rewards": True}),
+        (
+            *("mappo-local-own-ids", {"recurrent": "gru", "standardise_rewards": True}),
+            "a signal in a batch",
+        ),
+        (
+            "mappo-centralised-shared",
+            {"network": "attention", "last_action": True},
+            "a signal in an evaluation",
+        ),
+        (
+            *("ippo-local-shared", {"ppo.episodes_per_batch": 4, "recurrent": "gru"}),
+            "an error",
+        ),
+        ("qmix-centralised-own", {"network": "attention"}, "an error"),
+        (
+            "iql-local-shared-ids",
+            {"recurrent": "gru", "standardise_rewards": True},
+            "a signal in an evaluation",
+        ),
+        (
+            *("vdn-local-shared", {"recurrent": "lstm", "last_action": True}),
+            "a signal in a batch",
+        ),
+        ("maddpg-local-own", {"standardise_rewards": True}, "an error"),
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(
-    name: str, settings: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str, settings: Any, end: str, tmp_path: Path, caplog: Any
 ) -> None:
     caplog.set_level(logging.INFO, "marl_collect")
     setup = Setup.parse(name)
     task = task_of(NUMBERS if setup.algorithm == "maddpg" else HUNTERS)
     options = COUNTING.with_settings(settings)
-    straight = Trainer(task, setup, options, 3, tmp_path / "straight").run()
-    with pytest.raises(StopError):
-        Trainer(task, setup, options, 3, tmp_path / "stopped", StopAt(200)).run()
-    assert not (tmp_path / "stopped" / "result.json").exists()
-    frames = [row["frames"] for row in RunFolder(tmp_path / "stopped").rows()]
+    straight, stopped = (RunFolder(tmp_path / name) for name in ("straight", "stopped"))
+    whole = Trainer(task, setup, options, 3, straight.path).run()
+    if end == "an error":
+        frames = 200
+        with pytest.raises(StopError):
+            Trainer(task, setup, options, 3, stopped.path, StopAt(frames)).run()
+    else:
+        evaluation = "evaluation" in end
+        frames = 120 if evaluation else 160
+        number = signal.SIGTERM if evaluation else signal.SIGINT
+        watcher = SignalAt(number, frames, evaluation=evaluation)
+        with Interruption() as interruption, pytest.raises(KeyboardInterrupt):
+            Trainer(task, setup, options, 3, stopped.path, watcher, interruption).run()
+        assert watcher.told == (0 if evaluation else 1)
+        assert watcher.goes_on  # As loggers must, or they could wait for ever.
+        assert stopped.read_checkpoint(LAST)["rows"] == frames // 40
+    assert not (stopped.path / "result.json").exists()
     if options.ppo.episodes_per_batch is None:
-        assert frames == [40, 80, 120, 160, 200]
-    resumed = Trainer(task, setup, options, 3, tmp_path / "stopped").run()
-    (message,) = [m for m in caplog.messages if not m.startswith("Initialized ")]
-    assert re.fullmatch(rf"Resumed {tmp_path / 'stopped'} at [1-9]\d+ frames.", message)
+        rows = [row["frames"] for row in stopped.rows()]
+        assert rows == [*range(40, frames + 1, 40)]
+    resumed = Trainer(task, setup, options, 3, stopped.path).run()
+    (message,) = [m for m in caplog.messages if m.startswith("Resumed ")]
+    assert re.fullmatch(rf"Resumed {stopped.path} at [1-9]\d+ frames.", message)
     for record in ("best", "last"):
-        assert resumed[record] == straight[record]
-    folders = [RunFolder(tmp_path / name) for name in ("straight", "stopped")]
-    first_checkpoint, second_checkpoint = (f.read_checkpoint(LAST) for f in folders)
-    assert first_checkpoint["windows"] == second_checkpoint["windows"]
-    equal(*(c["learner"]["networks"] for c in (first_checkpoint, second_checkpoint)))
+        assert resumed[record] == whole[record]
+    checkpoints = [folder.read_checkpoint(LAST) for folder in (straight, stopped)]
+    assert checkpoints[0]["windows"] == checkpoints[1]["windows"]
+    equal(*(checkpoint["learner"]["networks"] for checkpoint in checkpoints))
     skipped = {"seconds_collecting", "seconds_training", "seconds_evaluating"}
-    straight_table, stopped_table = (
+    tables = [
         [{k: v for k, v in row.items() if k not in skipped} for row in folder.rows()]
-        for folder in folders
-    )
-    assert str(straight_table) == str(stopped_table)  # As text, because NaN != NaN.
+        for folder in (straight, stopped)
+    ]
+    assert str(tables[0]) == str(tables[1])  # As text, because NaN != NaN.
 
 
 class Costly(CountingEnv):  # type: ignore[misc]
@@ -180,50 +233,6 @@ def test_runs_are_saved_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(checkpoint, "SAVE_SECONDS", 0.0)
     Trainer(task_of(HUNTERS), setup, COUNTING, 0, tmp_path / "b").run()
     assert sorted({*saved}) == [1, 2, 3, 4, 5, 6]
-
-
-class SignalAt(StopAt):
-    """Sends a signal after a batch was trained on, or in an evaluation."""
-
-    def __init__(self, number: int, frames: int, *, evaluation: bool) -> None:
-        super().__init__(frames)
-        self.number = number
-        self.evaluation = evaluation
-        self.told = 0
-        self.goes_on = False
-
-    def progress(self, frames: int, row: dict[str, float]) -> None:
-        if frames == self.frames and not self.evaluation:
-            os.kill(os.getpid(), self.number)
-            self.goes_on = True
-
-    def evaluated(self, record: EvaluationRecord) -> None:
-        if record.frames == self.frames and self.evaluation:
-            os.kill(os.getpid(), self.number)
-            self.goes_on = True
-
-    def interrupted(self) -> None:
-        self.told += 1
-
-
-def test_a_signal_in_a_batch_or_an_evaluation_loses_nothing(tmp_path: Path) -> None:
-    task, setup = task_of(HUNTERS), Setup.parse("mappo-local-shared")
-    straight = Trainer(task, setup, COUNTING, 3, tmp_path / "straight").run()
-    for number, frames, evaluation in (
-        (signal.SIGINT, 160, False),
-        (signal.SIGTERM, 120, True),
-    ):
-        watcher = SignalAt(number, frames, evaluation=evaluation)
-        path = tmp_path / str(frames)
-        with Interruption() as interruption, pytest.raises(KeyboardInterrupt):
-            Trainer(task, setup, COUNTING, 3, path, watcher, interruption).run()
-        assert watcher.told == (0 if evaluation else 1)
-        assert watcher.goes_on  # As loggers must, or they could wait for ever.
-        rows = RunFolder(path).read_checkpoint(LAST)["rows"]
-        assert rows == len(RunFolder(path).rows()) == frames // 40
-        resumed = Trainer(task, setup, COUNTING, 3, path).run()
-        for record in ("best", "last"):
-            assert resumed[record] == straight[record]
 
 
 NUMBERS = partial(pair, continuous=True)
@@ -502,7 +511,12 @@ def test_a_run_s_policy_acts_as_it_did_and_training_goes_on(
     parent = PolicyRequest(str(tmp_path.parent), False, True, 0)
     assert parent.describe() == acting.describe()
     going_on = options.with_settings({"initial": str(tmp_path)})
-    same(make_learner(task.description, setup, going_on, 5).policy, policy)
+    begun = make_learner(task.description, setup, going_on, 5).policy
+    for key, value in begun.state_dict().items():
+        if key.endswith("epsilon"):  # It explores anew, as its own options say.
+            assert value == options.value.epsilon_start > policy.state_dict()[key]
+            policy.state_dict()[key].copy_(value)
+    same(begun, policy)
     other = "vdn-local-shared" if name.startswith("qmix") else "ippo-local-shared"
     with pytest.raises(ValueError, match=f"in {tmp_path / BEST} does not fit"):
         make_learner(task.description, Setup.parse(other), going_on, 5)

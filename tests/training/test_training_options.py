@@ -187,6 +187,8 @@ def test_epymarl_has_its_values(algorithm: str) -> None:
             assert options.ppo.clip_epsilon == 0.2
         assert options.ppo.entropy_coeff == source["entropy"]
         assert (options.ppo.n_steps, options.ppo.target_tau) == (5, 0.01)
+        assert options.ppo.critic_num_cells == (source["hidden"],) * 2
+        assert options.ppo.adam_eps == 1e-8  # PyTorch's default.
         assert options.ppo.clip_apart
         assert not options.ppo.recurrent_critic
         assert not options.ppo.normalise_advantages

@@ -558,13 +558,15 @@ def train(
 ) -> None:
     """Take one step of Adam per minibatch, on the weights themselves.
 
+    The target critic follows once, after all of them.
+
     Weights without a part in a minibatch's loss, because none of their agents was
     trained there, keep their values and moments.
     """
     parts = [*policy.values()], [*critic.values()]
     rates = settings.lr, settings.critic_lr or settings.lr
     groups = [{"params": p, "lr": lr} for p, lr in zip(parts, rates, strict=True)]
-    adam = torch.optim.Adam(groups, eps=1e-5)
+    adam = torch.optim.Adam(groups, eps=settings.adam_eps)
     for rows in minibatches:
         value = loss(policy, critic, prepared, rows, settings)
         if not value.requires_grad:
@@ -579,8 +581,8 @@ def train(
             for gradient in clipped:
                 gradient.mul_(min(1.0, settings.max_grad_norm / (norm + 1e-6)))
         adam.step()
-        tau = settings.target_tau
-        for name, weight in critic.items() if tau is not None else ():
-            with torch.no_grad():
-                target = target_critic[name]
-                target.copy_((1 - tau) * target + tau * weight)
+    tau = settings.target_tau
+    for name, weight in critic.items() if tau is not None else ():
+        with torch.no_grad():
+            target = target_critic[name]
+            target.copy_((1 - tau) * target + tau * weight)

@@ -1,9 +1,7 @@
 """PPO equals a computation from its definition, in cases drawn at random."""
 
 import math
-import random
 from copy import deepcopy
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,14 +9,15 @@ import numpy as np
 import pytest
 import reference_ppo as reference
 import torch
-from drawn_env import DrawnEnv, Kind, assert_varied, combinations, draw_kind, draw_setup
+from drawn_cases import ACTOR_CRITIC, central, drawn, whole
+from drawn_env import DrawnEnv, assert_varied, combinations
 from reference_networks import observe_last_actions, settings_of, weights_of
 
 from marl_collect import Collector
 from marl_collect.training.advantages import TRAINED
 from marl_collect.training.episode_batches import EpisodeBatches
 from marl_collect.training.learner import RunningMoments
-from marl_collect.training.options import Setup, TrainingOptions
+from marl_collect.training.options import TrainingOptions
 from marl_collect.training.ppo import PPOLearner
 
 CASES = 40
@@ -26,72 +25,6 @@ FRAMES = 12
 ENVIRONMENTS = 3
 
 
-def drawn(seed: int) -> tuple[Kind, Setup, dict[str, Any]]:
-    """Draw an environment, a setup and settings."""
-    pick = random.Random(seed)
-    several = pick.random() < 0.5
-    groups = {"red": pick.randint(1, 3)} | (
-        {"blue": pick.randint(1, 2)} if several else {}
-    )
-    continuous = tuple(name for name in groups if pick.random() < 0.3)
-    turns = pick.random() < 0.4
-    kind = draw_kind(pick, groups, continuous=continuous, turns=turns)
-    setup = draw_setup(pick, pick.choice(["ippo", "mappo"]))
-    settings = {
-        "gamma": pick.choice([1.0, 0.95, 0.6]),
-        "reward": pick.choice(["agent", "team"]),
-        "reward_scale": pick.choice([1.0, 0.3]),
-        "standardise_rewards": seed % 3 == 0,
-        "recurrent": pick.choice([None, None, "gru"]),
-        "hidden_size": 6,
-        "num_cells": pick.choice([(5,), (7, 4)]),
-        "conv": "2k8s8",
-        "ppo.lmbda": pick.choice([0.0, 0.7, 1.0]),
-        "ppo.clip_epsilon": pick.choice([0.05, 0.2]),
-        # The entropy of continuous actions is an estimate from random numbers.
-        "ppo.entropy_coeff": 0.0 if continuous else pick.choice([0.0, 0.1]),
-        "ppo.critic_coeff": pick.choice([0.5, 1.0]),
-        "ppo.max_grad_norm": pick.choice([0.1, 100.0]),
-        "ppo.sequence_frames": pick.choice([4, 5, 12]),
-        "ppo.minibatch_frames": pick.choice([12, 1000]),
-        "ppo.epochs": 2,
-        "ppo.lr": 1e-3,
-    }
-    pick = random.Random(1000 + seed)
-    memory = settings["recurrent"] is not None and pick.random() < 0.5
-    settings |= {
-        "ppo.recurrent_critic": memory,
-        "ppo.target_tau": None if memory else pick.choice([None, 0.3]),
-        "ppo.critic_lr": pick.choice([None, 3e-3]),
-        "ppo.clip_apart": pick.random() < 0.5,
-        "ppo.n_steps": pick.choice([None, None, 1, 2, 5]),
-        "ppo.normalise_advantages": pick.random() < 0.6,
-        "bootstrap_limits": pick.random() < 0.6,
-        "ppo.huber_delta": pick.choice([None, 0.2, 1.0]),
-        "ppo.clip_value": pick.choice([None, 0.002, 0.02]),
-        "ppo.normalise_values": pick.random() < 0.5,
-    }
-    if pick.random() < 0.4:
-        setup = replace(setup, algorithm=ACTOR_CRITIC[setup.algorithm])
-    remembers = settings["recurrent"] is not None and setup.centralised
-    remembers |= memory and central(setup)
-    settings["ppo.popart"] = settings["ppo.normalise_values"] and pick.random() < 0.6
-    settings["network"] = None if remembers or pick.random() < 0.3 else "attention"
-    settings["last_action"] = random.Random(2000 + seed).random() < 0.4
-    return kind, setup, settings
-
-
-def whole(seed: int) -> bool:
-    """Return whether the batch of a case has whole episodes, with padding."""
-    return random.Random(2000 + seed).random() < 0.4
-
-
-def central(setup: Setup) -> bool:
-    """Return whether the critic sees all agents."""
-    return setup.algorithm in ("mappo", "maa2c")
-
-
-ACTOR_CRITIC = {"ippo": "ia2c", "mappo": "maa2c"}
 LEARNT = (-1.0, 0.5, 2.0)
 """Returns that a critic learnt before, if it learns standardised ones."""
 
@@ -101,7 +34,7 @@ def case(seed: int) -> tuple[Any, Any, Any, Any]:
 
     The batch comes twice: as it is, and as the reference observes it.
     """
-    kind, setup, settings = drawn(seed)
+    kind, setup, settings = drawn("ppo", seed)
     factory = partial(DrawnEnv, kind)
     options = TrainingOptions(
         frames_per_batch=FRAMES * ENVIRONMENTS, workers=1, envs_per_worker=ENVIRONMENTS
@@ -222,6 +155,7 @@ def test_ppo_equals_its_definition(seed: int) -> None:
 
 VARIED = {
     "": "turns truncates action_mask picture done_on_any several once bootstrap_limits "
+    "ppo.critic_num_cells "
     "ppo.recurrent_critic ppo.target_tau ppo.critic_lr ppo.clip_apart ppo.popart "
     "ppo.normalise_advantages ppo.normalise_values",
     "deaths": "returns",
@@ -246,7 +180,7 @@ def test_the_cases_have_everything() -> None:
     """Every choice is drawn, so that no comparison above is missing by chance."""
     cases = []
     for seed in range(CASES):
-        kind, setup, settings = drawn(seed)
+        kind, setup, settings = drawn("ppo", seed)
         facts = {"several": len(kind.groups) > 1, "whole": whole(seed)}
         facts |= {"central": central(setup), "once": "a2c" in setup.algorithm}
         cases.append(vars(kind) | vars(setup) | settings | facts)

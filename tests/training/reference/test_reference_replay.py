@@ -1,27 +1,19 @@
 """Learners with a replay buffer equal computations from their definitions."""
 
-import random
 from functools import partial
 from typing import Any
 
 import pytest
 import reference_replay as reference
 import torch
-from drawn_env import (
-    DrawnEnv,
-    Kind,
-    assert_varied,
-    combinations,
-    draw_kind,
-    draw_setup,
-    noted_draws,
-)
+from drawn_cases import drawn
+from drawn_env import DrawnEnv, assert_varied, combinations, noted_draws
 from reference_networks import observe_last_actions, settings_of, weights_of
 from reference_replay import Frames
 
 from marl_collect import Collector
 from marl_collect.training.learner import learner_of
-from marl_collect.training.options import Setup, TrainingOptions
+from marl_collect.training.options import TrainingOptions
 
 pytestmark = pytest.mark.processes
 
@@ -29,86 +21,6 @@ FRAMES = 120
 ENVIRONMENTS = 3
 CASES = [("values", seed) for seed in range(48)] + [("maddpg", k) for k in range(24)]
 """IQL, VDN and QMIX; MADDPG and IDDPG."""
-
-Drawn = tuple[Kind, Setup, dict[str, Any]]
-"""An environment, a setup and settings."""
-
-
-def drawn(family: str, seed: int) -> Drawn:
-    pick = random.Random(seed)
-    return drawn_values(pick, seed) if family == "values" else drawn_maddpg(pick)
-
-
-def drawn_values(pick: random.Random, seed: int) -> Drawn:
-    algorithm = pick.choice(["iql", "vdn", "qmix"])
-    recurrent = pick.choice([None, "gru"])
-    replay = "auto" if recurrent else pick.choice(["auto", "frames", "episodes"])
-    groups = {"red": pick.randint(1, 3)}
-    turns = algorithm != "iql" and pick.random() < 0.4
-    kind = draw_kind(pick, groups, turns=turns)
-    setup = draw_setup(pick, algorithm)
-    settings = {
-        "gamma": pick.choice([1.0, 0.95, 0.6]),
-        "reward": pick.choice(["agent", "team"]),
-        "reward_scale": pick.choice([1.0, 0.3]),
-        "standardise_rewards": pick.random() < 0.4,
-        "num_cells": pick.choice([(5,), (7, 4)]),
-        "recurrent": recurrent,
-        "hidden_size": 6,
-        "conv": "2k8s8",
-        "value.lr": 1e-3,
-        "value.replay": replay,
-        "value.double_q": pick.random() < 0.5,
-        "bootstrap_limits": pick.random() < 0.6,
-        "value.tau": pick.choice([0.1, 1.0]),
-        "value.target_interval": pick.choice([1, 2]),
-        "value.minibatch_frames": 30,
-        "value.minibatch_episodes": 5,
-        "value.frames_per_update": FRAMES,  # One step of the optimiser.
-        "value.warm_up_frames": 0,
-        "value.mixing_cells": 4,
-        "value.mixing_gain": 1.0,
-        "value.mixing_hyper_cells": pick.choice([0, 6]),
-        "value.mixing_norm": pick.random() < 0.5,
-        "value.max_grad_norm": pick.choice([0.1, 100.0]),
-    }
-    settings["last_action"] = random.Random(2000 + seed).random() < 0.4
-    if setup.centralised and recurrent is None:
-        settings["network"] = pick.choice([None, "attention"])
-    return kind, setup, settings
-
-
-def drawn_maddpg(pick: random.Random) -> Drawn:
-    groups = {"red": pick.randint(1, 3)}
-    if pick.random() < 0.5:
-        groups["blue"] = pick.randint(1, 2)
-    kind = draw_kind(pick, groups, discrete=False, continuous=tuple(groups))
-    setup = draw_setup(pick, pick.choice(["maddpg", "maddpg", "iddpg"]))
-    sees_several = setup.centralised or setup.algorithm == "maddpg"
-    return (
-        kind,
-        setup,
-        {
-            "gamma": pick.choice([1.0, 0.95, 0.6]),
-            "reward": pick.choice(["agent", "team"]),
-            "reward_scale": pick.choice([1.0, 0.3]),
-            "standardise_rewards": pick.random() < 0.4,
-            "bootstrap_limits": pick.random() < 0.6,
-            "num_cells": pick.choice([(5,), (7, 4)]),
-            "conv": "2k8s8",
-            "network": pick.choice([None, "attention"]) if sees_several else None,
-            "value.lr": 1e-3,
-            "value.policy_lr": pick.choice([None, 3e-3]),
-            "value.tau": pick.choice([0.1, 1.0]),
-            "value.target_interval": pick.choice([1, 2]),
-            "value.noise": pick.choice([0.1, 1.5]),
-            "value.action_penalty": pick.choice([0.0, 0.2]),
-            "value.minibatch_frames": 30,
-            "value.frames_per_update": FRAMES,
-            "value.warm_up_frames": 0,
-            "value.max_grad_norm": pick.choice([0.1, 100.0]),
-        },
-    )
 
 
 def whole_episodes(batch: Any) -> list[Frames]:
@@ -131,6 +43,8 @@ class Case:
     def __init__(self, family: str, seed: int) -> None:
         kind, setup, changed = drawn(family, seed)
         factory = partial(DrawnEnv, kind)
+        # One step of the optimiser.
+        changed |= {"value.frames_per_update": FRAMES}
         options = TrainingOptions(frames=FRAMES).with_settings(changed)
         make: Any = partial(
             learner_of(setup.algorithm), factory().description, setup, seed=seed
