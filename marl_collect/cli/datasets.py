@@ -85,7 +85,7 @@ def inspect(
     if plot is not None:
         with user_errors(ImportError, ValueError, OSError):
             if not panels:
-                raise ValueError("Nothing to plot: the dataset has no frames.")
+                raise ValueError("Nothing to plot: the dataset has no finite rewards.")
             what = "episodes" if len(episodes) else "frames"
             histograms.plot_histograms(panels, description.task, what, plot)
         out.print(f"histograms: {plot}", soft_wrap=True)

@@ -60,14 +60,15 @@ def episode_panels(episodes: "Trajectories") -> list[Panel]:
 
 
 def reward_panels(dataset: "Dataset") -> list[Panel]:
-    """Return the rewards of frames, summed over each group; empty without frames."""
+    """Return the finite rewards of frames, summed over each group."""
     keys = {field.key for field in dataset.transitions.keys}
     panels: list[Panel] = []
     for name in dataset.description.environment.groups:
         key = ("next", name, "reward")
         if key in keys:
             rewards = dataset.transitions.select(key)[:][key].sum((1, 2))
-            panels.append((f"Reward of {name} in a frame", rewards.tolist()))
+            finite = rewards[rewards.isfinite()].tolist()
+            panels.append((f"Reward of {name} in a frame", finite))
     return [panel for panel in panels if len(panel[1])]
 
 

@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 
 from marl_collect.buffers.layout import LEVEL, TRAJ_IDS
 from marl_collect.core.batch import EnvBatch
-from marl_collect.core.description import Key
+from marl_collect.core.description import EnvDescription, Key
 from marl_collect.core.env import require_factory
 from marl_collect.processes import cleanup
 from marl_collect.rendering.pictures import Picture, SingleEnv, require_single, take
@@ -122,6 +122,27 @@ class _Owner:
             env.close()
 
 
+def _observations(
+    description: EnvDescription, rollout: TensorDictBase
+) -> tuple[dict[Key, NDArray[Any]], dict[Key, NDArray[Any]]]:
+    """Return the environment's observations before and after each frame, by key.
+
+    Where the policy has changed them, only those under ``next`` are the environment's.
+    A single frame does not tell.
+    """
+    keys = [key for key in description.observed() if "observation" in key]
+    parts: tuple[Any, Any] = rollout, rollout.get("next", {})
+    before, after = (  # The latter has none with compact_obs.
+        {k: v.numpy() for k in keys if (v := part.get(k, None)) is not None}
+        for part in parts
+    )
+    for key in before.keys() & after.keys():
+        same = np.array_equal(before[key][1:], after[key][:-1], equal_nan=True)
+        if len(rollout) == 1 or not same:
+            del before[key]
+    return before, after
+
+
 def _pictures(
     env: SingleEnv, engine: EnvBatch, rollout: TensorDictBase, seed: int
 ) -> Iterator[Picture]:
@@ -135,11 +156,7 @@ def _pictures(
     memory = engine.allocate()
     engine.bind(memory)
     actions = {key: rollout.get(key).numpy() for key in description.actions()}
-    observed = {
-        key: rollout.get(key).numpy()
-        for key in description.observed()
-        if "observation" in key and rollout.get(key, None) is not None
-    }
+    before, after = _observations(description, rollout)
 
     def compare(key: Key, recorded: NDArray[Any], when: str) -> None:
         if not np.array_equal(memory[key][0], recorded, equal_nan=True):
@@ -153,8 +170,10 @@ def _pictures(
     last = len(rollout) - 1
     advice = f"Check the factory and the episode's seed, here {seed}."
     for t in range(len(rollout)):
-        for key, recorded in observed.items():
+        for key, recorded in before.items():
             compare(key, recorded[t], f"at frame {t}")
+        for key, recorded in after.items() if t else ():
+            compare(key, recorded[t - 1], f"at frame {t}")
         for key, recorded_actions in actions.items():
             memory[key][0] = recorded_actions[t]
         engine.step()
@@ -164,7 +183,5 @@ def _pictures(
                 f"{description.name} differs from the record: its episode ends "
                 f"with frame {t}, but the record has {len(rollout)} frames. {advice}"
             )
-    for key in observed:
-        following = rollout.get(("next", *key), None)
-        if following is not None:  # compact_obs leaves it out.
-            compare(key, following[last].numpy(), f"after frame {last}, the last one,")
+    for key, recorded in after.items():
+        compare(key, recorded[last], f"after frame {last}, the last one,")

@@ -41,6 +41,7 @@ from marl_collect.storage.columns import (
     DONE,
     FRAME_INDEX,
     RUN,
+    TERMINATED,
     Column,
     columns_of,
     decode,
@@ -434,8 +435,8 @@ def _episodes(
     episodes = np.zeros(int(complete.sum()), kind)
     episodes["first"], episodes["length"] = first[complete], length[complete]
     episodes["traj_id"], episodes["run"] = ids[first[complete]], run[first[complete]]
-    if ("next", "terminated") in by_key:
-        ends = records[by_key["next", "terminated"]][order[last[complete]]]
+    if TERMINATED in by_key:
+        ends = records[by_key[TERMINATED]][order[last[complete]]]
         episodes["terminated"] = flat_rows(ends).any(1)
     for column in rewards:
         values = np.asarray(records[column.name])[order].astype(np.float64)

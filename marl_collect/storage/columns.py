@@ -31,6 +31,7 @@ from marl_collect.storage.arrow import pa, pc
 RUN: Final = "run"
 FRAME_INDEX: Final = "frame_index"
 DONE: Final = ("next", "done")
+TERMINATED: Final = ("next", "terminated")
 _METADATA: Final = b"marl_collect"
 _VERSION: Final = 1
 _DEEPEST: Final = 100

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from marl_collect.buffers.layout import STEP_COUNT, TRAJ_IDS
 from marl_collect.core.description import Key
 from marl_collect.core.signature import IS_INIT
-from marl_collect.storage.columns import DONE, Rows, flat_rows
+from marl_collect.storage.columns import DONE, TERMINATED, Rows, flat_rows
 
 _UNSEEN: Final = -1
 """Number of frames whose episode began before the first batch."""
@@ -98,7 +98,7 @@ class EpisodeTracker:
             for column, values in rows.items()
             if column.is_reward and len(column.key) == 3
         }
-        terminated = by_key.get(("next", "terminated"))
+        terminated = by_key.get(TERMINATED)
         first_steps = _first_steps(by_key)
         begins = np.ones_like(done) if whole else self._begins(ids, first_steps)
         index = np.empty(len(ids), np.int32)

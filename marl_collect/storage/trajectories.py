@@ -22,7 +22,7 @@ from marl_collect.files.folders import completed
 from marl_collect.files.urls import local_folder
 from marl_collect.options import Option, require
 from marl_collect.rollout.episodes import Episode
-from marl_collect.storage.columns import DONE, Column, flat_rows
+from marl_collect.storage.columns import DONE, TERMINATED, Column, flat_rows
 from marl_collect.storage.description import DatasetDescription, RunDescription
 from marl_collect.storage.episodes import EndedEpisode
 from marl_collect.storage.frames import Transitions, starts
@@ -116,10 +116,11 @@ class Trajectories(Sequence[TensorDict], Loadable):
         """Return the means over at least one episode, named as in ``collector.stats``.
 
         Raises:
-            ValueError: if there is no episode.
+            ValueError: if there is no episode, or no group has rewards.
         """
-        if not len(self):
-            raise ValueError(f"There are no complete episodes in {self.name}.")
+        if not (len(self) and self.agent_returns):
+            what = "rewards" if len(self) else "complete episodes"
+            raise ValueError(f"There are no {what} in {self.name}.")
         return episode_means(
             [Episode(e.environment, e.length, e.returns) for e in self.episodes]
         )
@@ -282,11 +283,12 @@ class Trajectories(Sequence[TensorDict], Loadable):
 
         Raises:
             ValueError: if there are no episodes.
-            KeyError: if a key that tells episodes apart was not selected.
+            KeyError: if a key that says where and how episodes end was not selected.
             FileExistsError: if something is at ``path``.
         """
         frames, target = self._frames, local_folder(path)
-        missing = {TRAJ_IDS, DONE} - {column.key for column in frames.keys}
+        needed = {TRAJ_IDS, DONE, TERMINATED} & {c.key for c in frames.cache.columns}
+        missing = needed - {column.key for column in frames.keys}
         if missing:
             raise KeyError(
                 f"Datasets need the keys {sorted(missing)}: select them too."

@@ -14,7 +14,7 @@ from support.packages import hide, skip_without
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, evaluate, open_dataset, record
-from marl_collect.cli.histograms import episode_panels
+from marl_collect.cli.histograms import episode_panels, reward_panels
 from marl_collect.storage import DatasetDescription, RunDescription, Writer
 
 COUNTING = "workloads.counting:CountingEnv"
@@ -362,9 +362,30 @@ def test_inspect_shows_rewards_of_frames_if_no_episode_ended(tmp_path: Path) -> 
     text = output_of(
         *("inspect", str(tmp_path / "d"), "--plot", str(picture), "--card", str(card))
     )
-    assert "Reward of prey in a frame" in text
-    assert len(np.unique(imread(picture)[:, :480, :3])) > 20
     dataset = open_dataset(tmp_path / "d")
+    panels = dict(reward_panels(dataset))
+    for group in ("hunter", "prey"):
+        rewards = dataset.transitions[:]["next", group, "reward"].sum((1, 2))
+        assert panels[f"Reward of {group} in a frame"] == rewards.tolist()
+        assert f"Reward of {group} in a frame" in text
+    assert len(np.unique(imread(picture)[:, :480, :3])) > 20
     assert card.read_text() == dataset.card()
     low = dataset.transitions.ranges()["hunter", "observation"].low
     assert f"('hunter', 'observation') [2, 5] float32 {low:,.5g}" in text
+
+
+@pytest.mark.processes
+def test_inspect_draws_finite_rewards(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra plot")
+    with Collector(CountingEnv, frames_per_batch=2, seed=0) as collector:
+        batch = collector.next().clone()
+        about = DatasetDescription("counting", collector.description)
+    batch["next", "hunter", "reward"][0, 0, 0] = float("nan")
+    with Writer(tmp_path / "d", about) as writer:
+        writer.add(batch)
+    panels = dict(reward_panels(open_dataset(tmp_path / "d")))
+    finite = batch["next", "hunter", "reward"][0, 1].sum().item()
+    assert panels["Reward of hunter in a frame"] == [finite]
+    picture = tmp_path / "x.png"
+    output_of("inspect", str(tmp_path / "d"), "--plot", str(picture))
+    assert picture.exists()

@@ -33,7 +33,7 @@ from workloads.counting import CountingEnv
 from marl_collect import describe
 from marl_collect.cli.training_progress import TrainingProgress
 from marl_collect.files.locks import LOCK, FolderLock
-from marl_collect.training import comparison
+from marl_collect.training import comparison, presets
 from marl_collect.training.comparison import Comparison, check_settings, default_setups
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.options import Setup, TrainingOptions
@@ -90,13 +90,21 @@ def test_compare_writes_tables_a_picture_and_marl_eval_json(
     assert "has runs already: add --resume" in text
 
 
-def test_compare_trains_on_whole_episodes(tmp_path: Path) -> None:
-    """Frames are those of the episodes, and evaluations are after so many frames."""
+def test_compare_trains_on_whole_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frames are those of the episodes, and evaluations are after so many frames.
+
+    A run keeps the task's own keywords beside those of the command.
+    """
+    monkeypatch.setattr(presets, "ENV_KWARGS", {TASK: {"n_hunters": 3}})
     output_of(
         *("compare", TASK, *SMALL_PPO, "--set=ppo.episodes_per_batch=6"),
         *("--setup", "ippo-local-shared", "--seeds", "1", "--out", str(tmp_path)),
     )
     run_folder = tmp_path / "ippo-local-shared" / "seed_0"
+    config = json.loads((run_folder / "config.json").read_text())
+    assert config["env_kwargs"] == {"n_hunters": 3, "n_prey": 0}
     rows = RunFolder(run_folder).rows()
     assert [row["episodes"] for row in rows] == [6 * (k + 1) for k in range(len(rows))]
     assert len(rows) > 1
@@ -122,26 +130,6 @@ def interrupt(command: Program) -> str:
     assert command.returncode == 130
     assert "Traceback" not in errors
     return errors
-
-
-def test_ctrl_c_keeps_the_runs_and_resume_continues_them(tmp_path: Path) -> None:
-    arguments = [*SMALL_PPO, "--setup", "mappo-local-shared", "--seeds", "1"]
-    arguments += ["--out", str(tmp_path / "out")]
-    with start(*arguments, "--frames", "100000000") as command:
-        assert command.stderr is not None
-        for line in command.stderr:
-            if line.startswith("  80 frames:"):  # A checkpoint exists.
-                break
-        errors = interrupt(command)
-    assert "Interrupted: the runs are in" in errors
-    folder = tmp_path / "out" / "mappo-local-shared" / "seed_0"
-    assert (folder / "checkpoints" / "last.pt").exists()
-    text = output_of("compare", "--report", str(tmp_path / "out"))
-    assert "appear in the curves only: 1 of 1. To continue" in text
-    shorten(folder, 160)
-    text = output_of("compare", TASK, *arguments, "--frames", "160", "--resume")
-    assert " 0 frames:" not in text
-    assert json.loads((folder / "result.json").read_text())["frames"] >= 160
 
 
 def test_ctrl_c_before_the_first_run_promises_nothing_to_resume(tmp_path: Path) -> None:
@@ -456,29 +444,38 @@ def test_runs_side_by_side_have_the_same_results(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_one_signal_saves_all_runs_and_resume_continues_them(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with start(*TWO_RUNS, "--jobs=2", f"--out={out}", *ENDLESS) as command:
-        wait_until(lambda: all(has_checkpoint(out / name) for name in RUNS), **SLOW)
-        first, second = (process_of(out / name) for name in RUNS)
-        assert first
-        assert second
-        assert len({first.pid, second.pid, command.pid}) == 3
-        os.kill(command.pid, signal.SIGINT)  # Only the command, not its group.
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_signal_saves_all_runs_and_resume_continues_them(
+    jobs: int, tmp_path: Path
+) -> None:
+    folders = [tmp_path / name for name in RUNS[:jobs]]
+    arguments = [*TWO_RUNS, f"--seeds={jobs}", f"--jobs={jobs}", f"--out={tmp_path}"]
+    with start(*arguments, *ENDLESS) as command:
+        wait_until(lambda: all(map(has_checkpoint, folders)), **SLOW)
+        trainers = {process_of(folder) for folder in folders}
+        assert len(trainers - {None, psutil.Process(command.pid)}) == jobs - (jobs == 1)
+        if jobs == 1:  # A terminal's Ctrl-C is for the whole group.
+            os.killpg(command.pid, signal.SIGINT)
+        else:
+            os.kill(command.pid, signal.SIGINT)
         _, errors = command.communicate(**LONG)
         assert command.returncode == 130
         assert "Traceback" not in errors
         assert "Interrupted: the runs are in" in errors
-        assert errors.count("finishing this batch, then saving") == 1
-        wait_until(lambda: not (first.is_running() or second.is_running()))
-    frames = 40 * max(len(RunFolder(out / name).rows()) for name in RUNS) + 80
-    for name in RUNS:
-        shorten(out / name, frames)
+        # A run in the command's own process needs no word.
+        assert errors.count("finishing this batch, then saving") == jobs - 1
+        wait_until(lambda: not any(trainer.is_running() for trainer in trainers))
+    text = output_of("compare", "--report", tmp_path)
+    assert f"appear in the curves only: {jobs} of {jobs}. To continue" in text
+    frames = 40 * max(len(RunFolder(folder).rows()) for folder in folders) + 80
+    for folder in folders:
+        shorten(folder, frames)
     more = ["--frames", frames, "--resume", "--set=eval_interval=40"]
-    text = output_of("compare", TASK, *TWO_RUNS, "--jobs", 2, "--out", out, *more)
+    text = output_of("compare", TASK, *arguments, *more)
     assert ": 0 frames: return" not in text
-    for name in RUNS:
-        assert len(RunFolder(out / name).rows()) == frames // 40
+    for folder in folders:
+        assert len(RunFolder(folder).rows()) == frames // 40
+        assert RunFolder(folder).read_json("result.json")["frames"] == frames
 
 
 @pytest.mark.timeout(900)

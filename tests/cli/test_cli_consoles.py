@@ -1,7 +1,6 @@
 """Parts of the command line; what it prints from a file never controls the terminal."""
 
 import io
-import json
 import os
 import re
 from pathlib import Path
@@ -13,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from support.datasets import record_here
-from support.runs import write_run
 from typer.testing import CliRunner
 from workloads.counting import CountingEnv
 
+from marl_collect import cli
 from marl_collect.cli.collecting import batch_frames, free_folder
 from marl_collect.cli.consoles import SafeConsole, err, fail, out
 from marl_collect.cli.main import app
@@ -73,26 +72,10 @@ def test_errors_print_no_control_characters(tmp_path: Path) -> None:
         assert ESCAPED in run(command, folder)
 
 
-def test_a_run_s_task_is_printed_without_control_characters(tmp_path: Path) -> None:
-    run_folder = tmp_path / "run"
-    (run_folder / "checkpoints").mkdir(parents=True)
-    (run_folder / "checkpoints" / "best.pt").touch()
-    for task in (EVERY, f"os:{EVERY}"):
-        config = {"task": task, "env_kwargs": {}, "options": {}}
-        (run_folder / "config.json").write_text(json.dumps(config))
-        assert ESCAPED in run("play", run_folder, "--policy=random")
-
-
-def test_a_report_has_no_control_characters(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    run_folder = write_run(tmp_path)
-    config = json.loads((run_folder.path / "config.json").read_text())
-    title = ATTACKS["title"]
-    config |= {"setup": title, "task": title}
-    config["options"] |= {"eval_episodes": 2, "eval_interval": 100}
-    config["options"] |= {"final_episodes": 2, "deterministic": True}
-    run_folder.write_json("config.json", config)
-    assert r"\x1b]0;owned\x07" in run("compare", "--report", tmp_path)
+def test_commands_print_on_these_consoles_only() -> None:
+    others = re.compile(r"(?<!def )(?<![\w.])(?:print|Console)\(|sys\.std")
+    for path in Path(cli.__file__).parent.rglob("*.py"):
+        assert not others.findall(path.read_text("utf-8")), path
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)

@@ -11,30 +11,37 @@ import subprocess
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.browser import CHROMIUM, Browser
 from support.commands import error_of, output_of, run
 from support.processes import SOON, wait_until
-from support.scripts import LIMIT, run_python, start_python
+from support.scripts import LIMIT, start_python
 from workloads.counting import CountingEnv
 
-from marl_collect import record
+from marl_collect import Collector, record
 from marl_collect.cli.tasks import find_factory
 from marl_collect.cli.view import _episodes
 from marl_collect.cli.viewer import server
 from marl_collect.cli.viewer.episodes import Episodes
 from marl_collect.envs import FrameStack
+from marl_collect.models import make_policy
 from marl_collect.rendering.pictures import to_picture, to_png
-from marl_collect.storage import open_dataset
+from marl_collect.storage import (
+    DatasetDescription,
+    RunDescription,
+    Writer,
+    open_dataset,
+)
+from marl_collect.storage.recording import EpisodeWriter
 from marl_collect.training.run_folder import write_table
 
 pytestmark = pytest.mark.processes
@@ -49,6 +56,7 @@ def make(frames=3):
 """
 TASK = "workloads.counting:CountingEnv"
 VIEW = ("-m", "marl_collect.cli.main", "view")
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 
 
 @pytest.fixture(scope="module")
@@ -74,64 +82,153 @@ def saved(page: str) -> Any:
     return json.loads(text)
 
 
-def test_the_list_has_returns_and_lengths(data: Path, viewer: Episodes) -> None:
+def by_parity(seed: int, agents: Sequence[str]) -> dict[str, str]:
+    return {agent: "ab"[(seed + i) % 2] for i, agent in enumerate(agents)}
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["numbers", "one_hot"])
+def varied(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Return episodes of two runs, in which agents have two policies by the seed."""
+    folder = tmp_path_factory.mktemp("varied") / "data"
+    make = partial(CountingEnv, action_mask=True, categorical_actions=request.param)
+    description = DatasetDescription("counting", make().description)
+    for seed in range(2):
+        policies = {"a": make_policy(make, num_cells=(4,)), "b": None}
+        options: Any = {"assign": by_parity, "frames_per_batch": 40, "seed": seed}
+        about = RunDescription(seed, {"names": [f"a{seed}", f"b{seed}"]})
+        writer = EpisodeWriter(Writer(folder, description, about), 5)
+        with Collector(make, policies=policies, **options) as collector, writer:
+            while not writer.complete:
+                writer.add(collector.next())
+    return folder
+
+
+FRAMES = 4
+
+
+def ends(flags: Any) -> list[int]:
+    """Return the frames in which a flag rises, except for the last frame."""
+    before = [False, *flags.tolist()]
+    return [t for t, flag in enumerate(before[1:-1]) if flag and not before[t]]
+
+
+def bits(values: Any) -> str:
+    return "".join(str(int(value)) for value in values)
+
+
+def check_agent(
+    agent: dict[str, Any], frames: Any, group: str, row: int, part: slice
+) -> None:
+    """Compare what is sent of an agent with a part of the frames of an episode."""
+    reward = frames["next", group, "reward"][:, row, 0].double()
+    assert agent["reward"] == pytest.approx(reward[part].tolist())
+    assert agent["return"] == pytest.approx(reward.cumsum(0)[part].tolist())
+    assert agent["acts"] == bits(frames[group, "mask"][part, row])
+    assert agent["ends"] == [
+        {"frame": t, "kind": kind}
+        for kind in ("terminated", "truncated")
+        for t in ends(frames["next", group, kind][:, row, 0])
+    ]
+    action = frames[group, "action"][:, row].reshape(len(frames), -1)
+    if group == "hunter":
+        legal = frames[group, "action_mask"][part, row]
+        assert agent["legal"] == [bits(frame) for frame in legal]
+        if action.shape[1] > 1:
+            action = action.argmax(1, keepdim=True)
+    lines = {line["name"]: np.array(line["values"]) for line in agent["lines"]}
+    assert lines["action"] == pytest.approx(action[part].numpy().T)
+    seen = frames[group, "observation"][part, row]
+    assert lines["observation"] == pytest.approx(seen.numpy().T)
+
+
+def test_a_list_and_parts_of_episodes_are_what_was_recorded(
+    varied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marl_collect.cli.viewer.episodes.FRAMES", FRAMES)
+    trajectories, view = open_dataset(varied).trajectories, episodes(varied)
+    groups = trajectories.description.environment.groups
+    about, chosen = view.about(), [7, 0, 9]
+    whole, page = view.listed(0), view.listed(1, chosen)
+    assert whole["number"] == list(range(10))
+    assert whole["length"] == trajectories.lengths.tolist()
+    assert page == {"next": None} | {
+        name: [values[number] for number in chosen[1:]]
+        for name, values in whole.items()
+        if name != "next"
+    }
+    dead = 0
+    for number, begin in ((n, b) for n in range(10) for b in view.parts(n)):
+        frames, answer = trajectories[number], view.episode(number, begin)
+        part, names = slice(begin, begin + FRAMES), [f"{n}{number // 5}" for n in "ab"]
+        assert (answer["run"], answer["length"]) == (number // 5, len(frames))
+        assert list(view.parts(number)) == list(range(0, len(frames), FRAMES))
+        returns = whole["returns"][number]
+        assert whole["team"][number] == pytest.approx(sum(returns))
+        agents = zip(about["agents"], answer["agents"], strict=True)
+        for position, (known, agent) in enumerate(agents):
+            group = known["group"]
+            row = groups[group].agents.index(known["name"])
+            check_agent(agent, frames, group, row, part)
+            total = frames["next", group, "reward"][:, row, 0].double().sum()
+            assert returns[position] == pytest.approx(float(total))
+            acting = [names[i] for i in frames[group, "policy_id"][:, row]]
+            assert agent["policy"] == acting[part]
+            label = whole["policies"][number][position]
+            assert about["policies"][label] == acting[0]
+            dead += len(agent["ends"])
+    assert dead
+
+
+def test_policies_of_runs_are_told_apart(tmp_path: Path) -> None:
+    description = DatasetDescription("counting", CountingEnv().description)
+    policies: list[Any] = [{"kind": "random"}, {"kind": "mlp", "sha256": "0123456789"}]
+    for seed, policy in enumerate(policies):
+        about = RunDescription(seed, policy)
+        writer = EpisodeWriter(Writer(tmp_path, description, about), 2)
+        with (
+            Collector(CountingEnv, frames_per_batch=40, seed=seed) as collector,
+            writer,
+        ):
+            while not writer.complete:
+                writer.add(collector.next())
+    view = episodes(tmp_path)
+    assert view.about()["policies"] == ["random actions", "mlp 01234567"]
+    assert [set(row) for row in view.listed(0)["policies"]] == [{0}, {0}, {1}, {1}]
+
+
+def test_returns_of_agents_without_rewards_are_not_known(
+    data: Path, viewer: Episodes, tmp_path: Path
+) -> None:
+    """Those of the others stay theirs."""
+    names = [agent["group"] for agent in viewer.about()["agents"]]
     trajectories = open_dataset(data).trajectories
-    page = viewer.listed(0)
-    assert page["next"] is None
-    assert page["length"] == trajectories.lengths.tolist()
-    assert page["team"] == pytest.approx(trajectories.returns.tolist())
-    assert np.sum(page["returns"], 1) == pytest.approx(page["team"])
-    names = viewer.about()["policies"]
-    assert {names[i] for row in page["policies"] for i in row} == {"random actions"}
-
-
-def test_an_episode_has_what_each_agent_did(data: Path, viewer: Episodes) -> None:
-    frames = open_dataset(data).trajectories[1]
-    answer = viewer.episode(1, 0)
-    for agent_info, agent in zip(
-        viewer.about()["agents"], answer["agents"], strict=True
-    ):
-        group = agent_info["group"]
-        row = [
-            a["name"] for a in viewer.about()["agents"] if a["group"] == group
-        ].index(agent_info["name"])
-        reward = frames["next", group, "reward"][:, row, 0].double()
-        assert agent["reward"] == pytest.approx(reward.tolist(), rel=1e-6)
-        assert agent["return"][-1] == pytest.approx(float(reward.sum()), rel=1e-6)
-        (lines,) = [line for line in agent["lines"] if line["name"] == "action"]
-        assert len(lines["values"][0]) == answer["length"] == len(frames)
-        action = frames[group, "action"][:, row].reshape(len(frames), -1)[:, 0]
-        assert lines["values"][0] == pytest.approx(action.tolist(), rel=1e-6)
-    for agent, later in zip(
-        answer["agents"], viewer.episode(1, 2)["agents"], strict=True
-    ):
-        assert all(later[name] == agent[name][2:] for name in ("reward", "return"))
-
-
-def test_an_agent_that_dies_is_marked_with_its_last_frame(tmp_path: Path) -> None:
-    record(tmp_path, CountingEnv, None, episodes=6, seed=0)
-    dataset = open_dataset(tmp_path).trajectories
-    page, deaths = episodes(tmp_path), 0
-    for number in range(len(dataset)):
-        frames = dataset[number]
-        agents = zip(
-            page.about()["agents"], page.episode(number, 0)["agents"], strict=True
-        )
-        for about, agent in agents:
-            group = about["group"]
-            row = dataset.description.environment.groups[group].agents.index(
-                about["name"]
-            )
-            expected = [
-                {"frame": t, "kind": kind}
-                for kind in ("terminated", "truncated")
-                for t in range(len(frames) - 1)
-                if frames["next", group, kind][t, row, 0]
-                and not (t and frames["next", group, kind][t - 1, row, 0])
-            ]
-            assert agent["ends"] == expected
-            deaths += len(expected)
-    assert deaths
+    for lacks in ({"hunter"}, {"hunter", "prey"}):
+        chosen = [
+            field.key
+            for field in trajectories.keys
+            if field.key not in {("next", name, "reward") for name in lacks}
+        ]
+        folder = tmp_path / "-".join(sorted(lacks))
+        trajectories.select(*chosen).save(folder)
+        other = episodes(folder)
+        for mine, theirs in zip(
+            other.listed(0)["returns"], viewer.listed(0)["returns"], strict=True
+        ):
+            for group, one, known in zip(names, mine, theirs, strict=True):
+                assert one == (None if group in lacks else known)
+        for group, agent, known in zip(
+            names,
+            other.episode(1, 0)["agents"],
+            viewer.episode(1, 0)["agents"],
+            strict=True,
+        ):
+            for name in ("reward", "return"):
+                unknown = [None] * len(known[name])
+                assert agent[name] == (unknown if group in lacks else known[name])
+    with pytest.raises(ValueError, match="There are no rewards in "):
+        open_dataset(folder).trajectories.stats()
 
 
 def test_an_episode_that_cannot_be_drawn_says_why(viewer: Episodes) -> None:
@@ -377,7 +474,7 @@ def test_the_token_is_required(running: server.Viewer, path: str, token: str) ->
             assert code == 403
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+@needs_node
 def test_the_requests_of_the_page_have_its_token(running: server.Viewer) -> None:
     (script,) = re.findall(r"<script>(.*?)</script>", server.page(), re.DOTALL)
     complete = re.search(r"const token = .*?\n}\n", script, re.DOTALL)
@@ -482,7 +579,7 @@ def test_a_folder_without_a_dataset_is_an_error(tmp_path: Path) -> None:
     assert "training runs, but no dataset. progress.csv" in text
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+@needs_node
 def test_a_stack_of_pictures_shows_its_newest_one(tmp_path: Path) -> None:
     def stacked() -> FrameStack:
         return FrameStack(CountingEnv(image=(6, 5, 3)), 2)
@@ -513,23 +610,13 @@ def test_a_wrapped_environment_is_drawn_by_a_task_that_builds_it() -> None:
     assert len(set(pictures)) > 1
 
 
-def test_the_script_is_valid(tmp_path: Path) -> None:
-    (script,) = re.findall(r"<script>(.*?)</script>", server.page(), re.DOTALL)
-    (tmp_path / "page.js").write_text(script)
-    subprocess.run(["node", "--check", str(tmp_path / "page.js")], check=True)
-
-
-RETURNS = ["-10", "-9", "6", "12"]
-LENGTHS = ["11", "5", "5", "8"]
-NUMBERS = ".row > span:nth-child(1)"
-TEAM = ".row > span:nth-child(2)"
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with Browser(tmp_path / "profile") as browser:
-        yield browser
-        assert browser.errors == []
+def shown(page: Path, address: str, *actions: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return what a page shows at first and after each action; see the script."""
+    script = Path(__file__).with_name("page_in_node.js")
+    command = ["node", str(script), str(page), address, json.dumps(actions)]
+    node = subprocess.run(command, check=True, capture_output=True, text=True)
+    states: list[dict[str, Any]] = json.loads(node.stdout)
+    return states
 
 
 @contextmanager
@@ -542,58 +629,127 @@ def served(folder: Path) -> Iterator[str]:
         assert program.wait(LIMIT) == 0
 
 
-def plays_and_filters(browser: Browser, address: str) -> None:
-    browser.open(address)
-    browser.wait_for("document.querySelectorAll('.row').length === 4")
-    browser.wait_for("document.getElementById('about').textContent !== ''")
-    assert browser.texts(TEAM) == RETURNS
-    assert browser.texts(".row > span:nth-child(3)") == LENGTHS
-    assert browser.texts("#about")[0].startswith("Episode 0: ")
-    assert "The episodes cannot be drawn" in browser.texts("#pictures")[0]
-    browser.click(".row:nth-of-type(2)")
-    browser.wait_for("document.getElementById('at').textContent === 'frame 0 of 5'")
-    assert browser.texts("#about")[0].startswith("Episode 1: ")
-    assert browser.texts(".row.chosen > span")[0] == "1"
-    # In one call: the episode may have ended by the next one.
-    play = "document.getElementById('play')"
-    assert browser.value(f"{play}.click(), {play}.textContent") == "Pause"
-    browser.wait_for("document.getElementById('at').textContent === 'frame 4 of 5'")
-    browser.wait_for("document.getElementById('play').textContent === 'Play'")
-    captions = browser.texts(".charts figcaption")
-    assert "cumulative return" in captions[1]
-    browser.fill("#from", "-9.5")
-    assert browser.texts(NUMBERS) == ["1", "2", "3"]
-    browser.fill("#to", "7")
-    assert browser.texts(TEAM) == ["-9", "6"]
-    assert browser.texts("#count") == ["2 of 4"]
-    browser.fill("#order", "high")
-    assert browser.texts(TEAM) == ["6", "-9"]
-    browser.fill("#from", "")
-    browser.fill("#to", "")
-    assert browser.texts(TEAM) == RETURNS[::-1]
-    headings = browser.texts("#agents h2")
-    assert len(headings) > 1
-    browser.fill("#agent", "0")
-    assert browser.texts("#agents h2") == headings[:1]
-    assert browser.texts("#count") == ["4 of 4"]
-    browser.fill("#policy", "0")  # Random actions, in every episode.
-    assert browser.texts("#count") == ["4 of 4"]
+def in_words(value: float) -> str:
+    return f"{value:.4g}"
 
 
-needs_chromium = pytest.mark.skipif(
-    shutil.which(CHROMIUM) is None, reason="needs chromium"
-)
+@needs_node
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_a_page_shows_and_plays_episodes(
+    data: Path, tmp_path: Path, is_saved: bool
+) -> None:
+    page = tmp_path / "x.html"
+    actions: list[Any] = [["click", 1], ["play"], ["agent", "1"], ["frame", "2"]]
+    if is_saved:
+        selection = [f"--episode={number}" for number in range(4)]
+        output_of("view", data, "--save", page, *selection)
+        states = shown(page, "http://nowhere/", *actions)
+    else:
+        page.write_text(server.page())
+        with served(data) as address:
+            states = shown(page, address, *actions)
+    first, clicked, played, chosen, moved = states
+    episodes = open_dataset(data).trajectories
+    returns, lengths = episodes.returns.tolist(), episodes.lengths.tolist()
+    table = [[str(k), in_words(returns[k]), str(lengths[k])] for k in range(4)]
+    assert [row[:3] for row in first["rows"]] == table
+    assert (first["chosen"], clicked["chosen"]) == (["0"], ["1"])
+    assert first["about"].startswith("Episode 0: ")
+    assert clicked["about"].startswith("Episode 1: ")
+    assert "The episodes cannot be drawn" in first["pictures"]
+    assert clicked["at"] == f"frame 0 of {lengths[1]}"
+    assert played["at"] == f"frame {lengths[1] - 1} of {lengths[1]}"
+    assert played["play"] == "Play"
+    assert moved["at"] == f"frame 2 of {lengths[1]}"
+    names = [
+        agent["name"] for agent in Episodes(episodes, lambda: "").about()["agents"]
+    ]
+    assert [text.partition(" (")[0] for text in first["headings"]] == names
+    assert chosen["headings"] == first["headings"][1:2]
+    frames = episodes[1]
+    group = next(iter(open_dataset(data).description.environment.groups))
+    total = frames["next", group, "reward"][:, 1, 0].double().cumsum(0)
+    assert chosen["captions"][1] == (f"cumulative return: {in_words(float(total[-1]))}")
+    assert moved["captions"][1] == f"cumulative return: {in_words(float(total[2]))}"
+    columns = episodes.agent_returns[group][:, 1].tolist()
+    assert [row[1] for row in chosen["rows"]] == [in_words(value) for value in columns]
 
 
-@needs_chromium
-def test_a_served_page_plays_and_filters(browser: Browser, data: Path) -> None:
-    with served(data) as address:
-        plays_and_filters(browser, address)
+def generated(random: Random) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return episodes of two agents and three policies, and the answers of a server.
+
+    The list arrives in parts.
+    """
+    listed: list[dict[str, Any]] = [
+        {
+            "number": number,
+            "length": random.randint(1, 9),
+            "terminated": random.random() < 0.5,
+            "returns": [random.randint(-9, 9), random.randint(-9, 9)],
+            "policies": [random.randrange(3), random.randrange(3)],
+        }
+        for number in random.sample(range(50), random.randint(2, 12))
+    ]
+    for row in listed:
+        row["team"] = sum(row["returns"])
+    about = {
+        "title": "t",
+        "name": "n",
+        "episodes": len(listed),
+        "frames": 9,
+        "agents": [{"name": name, "group": "g"} for name in "ab"],
+        "policies": ["p", "q", "r"],
+    }
+    answers: dict[str, Any] = {"/about": about}
+    size = random.randint(1, len(listed))
+    for begin in range(0, len(listed), size):
+        part = listed[begin : begin + size]
+        columns: dict[str, Any] = {name: [r[name] for r in part] for name in part[0]}
+        after = begin + size
+        columns["next"] = after if after < len(listed) else None
+        answers[f"/episodes?begin={begin}"] = columns
+    return listed, answers
 
 
-@needs_chromium
-def test_a_saved_page_plays(browser: Browser, data: Path, tmp_path: Path) -> None:
-    file = tmp_path / "x.html"
-    selection = [f"--episode={number}" for number in range(4)]
-    run_python(*VIEW, data, "--save", file, *selection, check=True)
-    plays_and_filters(browser, file.as_uri())
+@needs_node
+@pytest.mark.parametrize("seed", range(6))
+def test_the_list_is_filtered_and_ordered(seed: int, tmp_path: Path) -> None:
+    random = Random(seed)
+    listed, answers = generated(random)
+    page = tmp_path / "x.html"
+    page.write_text(server.page(answers))
+    choices = {
+        "agent": ["team", "0", "1"],
+        "policy": ["any", "0", "1", "2"],
+        "from": ["", "-4", "0"],
+        "to": ["", "3", "0"],
+        "order": ["recorded", "high", "low", "long"],
+    }
+    values = {name: texts[0] for name, texts in choices.items()}
+    actions = []
+    for _ in range(30):
+        name = random.choice(list(choices))
+        actions.append((name, random.choice(choices[name])))
+    states = shown(page, "http://nowhere/", *actions)
+    for state, (name, text) in zip(states[1:], actions, strict=True):
+        values[name] = text
+        agent, rows = values["agent"], []
+        for row in listed:
+            value = row["team"] if agent == "team" else row["returns"][int(agent)]
+            acted = (
+                row["policies"] if agent == "team" else [row["policies"][int(agent)]]
+            )
+            low = float(values["from"] or "-inf")
+            high = float(values["to"] or "inf")
+            if values["policy"] in ("any", *map(str, acted)) and low <= value <= high:
+                end = "terminal" if row["terminated"] else "truncated"
+                rows.append((value, row["length"], [row["number"], value, end]))
+        if values["order"] != "recorded":
+            place = 1 if values["order"] == "long" else 0
+            rows.sort(key=lambda row: row[place], reverse=values["order"] != "low")
+        expected = [
+            [str(number), str(value), str(length), end]
+            for _, length, (number, value, end) in rows
+        ]
+        assert state["rows"] == expected, values
+        assert state["count"] == f"{len(rows)} of {len(listed)}"

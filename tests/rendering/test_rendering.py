@@ -17,6 +17,7 @@ pytest.importorskip("imageio_ffmpeg", reason="needs the extra video")
 
 import imageio.v2 as imageio
 from support.zoo import Script, ScriptedEnv
+from tensordict import TensorDict
 from workloads.counting import CountingEnv
 
 from marl_collect import (
@@ -28,6 +29,7 @@ from marl_collect import (
     to_frames,
     write_video,
 )
+from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import MeltingpotEnv, PettingZooEnv, PettingZooWrapper
 from marl_collect.models import make_policy
 from marl_collect.rendering.overlay import caption, used_part
@@ -123,6 +125,30 @@ def drawing_its_steps() -> CountingEnv:
     return drawn(lambda steps: np.full((2, 2, 3), steps, np.uint8))
 
 
+def test_captions_have_the_return_of_every_agent_so_far(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown: list[dict[str, Any]] = []
+
+    def noting(episode: int, step: int, returns: Any, agents: Any) -> Any:
+        shown.append({name: total.tolist() for name, total in returns.items()})
+        return caption(episode, step, returns, agents)
+
+    monkeypatch.setattr("marl_collect.rendering.playing.caption", noting)
+    list(play(drawing_its_steps, episodes=2, overlay=True, seed=5))
+    with Collector(drawing_its_steps, frames_per_batch=60, seed=5) as collector:
+        batch = collector.next()[0]
+    expected = []
+    for number in (0, 1):
+        rewards = batch[batch["collector", "traj_ids"] == number]["next"]
+        for t in range(len(rewards) + 1):
+            groups = {name: rewards[name, "reward"] for name in ("hunter", "prey")}
+            sums = {name: r[:t, :, 0].double().sum(0) for name, r in groups.items()}
+            expected.append({name: total.tolist() for name, total in sums.items()})
+    assert len(expected) > 10
+    assert shown[: len(expected)] == expected
+
+
 def test_play_and_evaluate_play_the_same_episodes() -> None:
     policy = make_policy(CountingEnv)
     pictures = play(drawing_its_steps, policy, episodes=3, seed=5)
@@ -160,6 +186,25 @@ def test_to_frames_compares_every_observation_also_after_the_last_action() -> No
     rollout["agent", "observation"][0, 1, 0] = 7
     with pytest.raises(ValueError, match="at frame 0 .* at agent/observation"):
         to_frames(lambda: scripted(max_cycles=4), rollout, seed=0)
+
+
+def test_to_frames_repeats_episodes_whose_observations_the_policy_changed() -> None:
+    env, policy = drawing_its_steps(), make_policy(CountingEnv)
+
+    def act(td: TensorDict) -> Any:
+        for group in env.group_map:
+            td[group, "observation"] = 2 * td[group, "observation"]
+        return policy(td)
+
+    with Collector(drawing_its_steps, act, frames_per_batch=99, seed=5) as collector:
+        batch = collector.next()
+    assert batch is not None
+    episode = batch[0][batch[0]["collector", "traj_ids"] == 0]
+    seed = episode_seed(5, 0, 0)
+    frames = to_frames(drawing_its_steps, episode, seed=seed)
+    assert frames[:, 0, 0, 0].tolist() == list(range(len(episode) + 1))
+    with pytest.raises(ValueError, match="differs from the record: at frame 1 "):
+        to_frames(drawing_its_steps, episode, seed=seed + 1)
 
 
 def lengths() -> PettingZooWrapper:

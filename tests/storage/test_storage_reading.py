@@ -438,7 +438,7 @@ REFUSALS = {
     'key "frame" not found': "transitions.normalised({('frame',): None})",
     "There are no complete episodes in": "trajectories[:0].stats()",
     "There are no episodes of .* to save": "trajectories[:0].save('x')",
-    "need the keys .*traj_ids": "trajectories.select('hunter').save('x')",
+    "the keys .*traj_ids.*'terminated": "trajectories.select('hunter').save('x')",
     "exists: save to a new": "trajectories.save(dataset.name)",
     "`marl-collect copy FOLDER s3://b/d`": "trajectories.save('s3://b/d')",
     "There are no frames in": "trajectories[:0].transitions.moments('state')",

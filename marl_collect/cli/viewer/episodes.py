@@ -96,15 +96,18 @@ class Episodes:
         """
         numbers = np.arange(len(self._list)) if chosen is None else chosen
         part = np.asarray(numbers, np.int64)[begin : begin + self._rows]
-        returns = self._list.agent_returns.values()
-        by_agent = np.concatenate([values[part] for values in returns], 1)
+        returns, unknown = self._list.agent_returns, np.full(len(part), np.nan)
+        by_agent = [
+            returns[group][part, row] if group in returns else unknown
+            for group, row in self._agents
+        ]
         return {
             "next": begin + len(part) if begin + len(part) < len(numbers) else None,
             "number": part.tolist(),
             "length": self._list.lengths[part].tolist(),
             "terminated": self._list.terminated[part].tolist(),
             "team": _plain(self._list.returns[part]),
-            "returns": _plain(by_agent),
+            "returns": _plain(np.stack(by_agent, 1)),
             "policies": self._policies[1][part].tolist(),
         }
 
@@ -252,7 +255,9 @@ class Episodes:
         end: int,
     ) -> dict[str, Any]:
         group, row = self._agents[position]
-        reward = frames["next", group, "reward"][:, row, 0].astype(np.float64)
+        reward = np.full(len(next(iter(frames.values()))), np.nan)
+        if ("next", group, "reward") in self._shapes:
+            reward[:] = frames["next", group, "reward"][:, row, 0]
         agent: dict[str, Any] = {
             "reward": _plain(reward[begin:end]),
             "return": _plain(reward.cumsum()[begin:end]),
