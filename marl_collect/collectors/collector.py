@@ -104,7 +104,8 @@ class CollectorBase:
         """Number of batches in ``total_frames``.
 
         Raises:
-            TypeError: if ``total_frames`` is not set, or with ``trajs_per_batch``.
+            TypeError: if ``total_frames`` is not set, with ``trajs_per_batch`` or
+                ``preemptive_threshold``, or if batches of workers differ in size.
         """
         total = self._options.total_frames
         # Progress bars rely on a TypeError for iterables without a length.
@@ -112,6 +113,8 @@ class CollectorBase:
             raise TypeError("A collector without total_frames has no length.")
         if self._options.trajs_per_batch is not None:
             raise TypeError("A collector with trajs_per_batch has no length.")
+        if not self._source.equal_batches:
+            raise TypeError("A collector of batches of several sizes has no length.")
         return math.ceil(total / self._source.batch_frames)
 
     def __bool__(self) -> bool:

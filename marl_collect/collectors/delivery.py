@@ -58,8 +58,10 @@ class Source(Protocol):
     Attributes:
         description: of the environments.
         sizes: number of environments of each worker.
-        shape: layout of all batches and ``sizes``; None if batches vary.
-        batch_frames: frames of one batch.
+        shape: layout of all batches, ``sizes``, and the frames of each worker's
+            environments; None if batches vary.
+        batch_frames: frames of one batch, or of the largest.
+        equal_batches: whether all batches have as many frames.
         weights: the policy's weights.
         statistics: counts what happens.
         works_in_forks: whether a forked process may use it as well.
@@ -68,8 +70,9 @@ class Source(Protocol):
 
     description: EnvDescription
     sizes: list[int]
-    shape: tuple[Layout, list[int]] | None
+    shape: tuple[Layout, list[int], list[int]] | None
     batch_frames: int
+    equal_batches: bool
     weights: Publisher
     statistics: Statistics
     works_in_forks: bool
@@ -159,14 +162,17 @@ class Delivery:
             return self.more()
         if options.split_trajs:
             return [self._finish(split_trajectories(batch), fresh=True)]
-        return [self._finish(self._shape(batch, filled.sizes), fresh=False)]
+        return [self._finish(self._shape(batch, filled), fresh=False)]
 
-    def blank(self, layout: Layout, sizes: Sequence[int]) -> TensorDictBase:
+    def blank(
+        self, layout: Layout, sizes: Sequence[int], frames_of_each: Sequence[int]
+    ) -> TensorDictBase:
         """Return zeros like a batch, before it is split into trajectories.
 
         Args:
             layout: of the slots.
             sizes: number of each worker's environments.
+            frames_of_each: number of frames of each worker's environments.
         """
         batch, frames = layout.batch
         tensors = {
@@ -175,9 +181,9 @@ class Delivery:
             ).to(self.device)
             for key, leaf in layout.fields.items()
         }
-        filled = FilledSlot(tensors, [frames] * batch, [], sizes)
-        whole = as_batch(filled, self._description)
-        return self._shape(whole, sizes)
+        ends = np.repeat(frames_of_each, sizes).tolist()
+        filled = FilledSlot(tensors, ends, [], sizes)
+        return self._shape(as_batch(filled, self._description), filled)
 
     def more(self) -> list[Any]:
         """Return a batch that needs no further slot, if there is one."""
@@ -203,7 +209,7 @@ class Delivery:
     def check(
         self,
         state: Mapping[Key, torch.Tensor] | None,
-        shape: tuple[Layout, Sequence[int]] | None,
+        shape: tuple[Layout, Sequence[int], Sequence[int]] | None,
     ) -> None:
         """Check the state before anything is loaded.
 
@@ -256,8 +262,9 @@ class Delivery:
         form: TrajFormat = "cat" if stored else self._options.traj_format
         return self._finish(self._assembler.take(form, most), fresh=True)
 
-    def _shape(self, batch: TensorDictBase, sizes: Sequence[int]) -> TensorDictBase:
+    def _shape(self, batch: TensorDictBase, filled: FilledSlot) -> TensorDictBase:
         """Join the rows of workers as ``cat_results`` says."""
+        sizes = filled.sizes
         how, rows = self._options.cat_results, sizes[0]
         if how is None:
             return batch
@@ -265,7 +272,9 @@ class Delivery:
         if how != "stack" and rows == 1:
             shaped = batch.reshape(-1)
             if self._options.ragged:
-                shaped = shaped[shaped.get(VALID)]
+                frames = torch.arange(batch.shape[-1], device="cpu")
+                ends = torch.tensor(filled.ends, device="cpu")
+                shaped = shaped[(frames < ends[:, None]).reshape(-1)]
         elif how != 0 and rows > 1:
             shaped = batch.reshape(len(sizes), rows, batch.shape[-1])
             if how == -1:

@@ -101,7 +101,11 @@ class Collector(CollectorBase):
             "total_frames": None,
             "init_random_frames": None,
             "replay_buffer": None,
+            "postproc": None,
             "trajs_per_batch": None,
+            "traj_format": "padded",
+            "policies": None,  # The copy of the policy has them.
+            "assign": None,
         }
         if isinstance(self.policy, nn.Module):
             arguments["policy"] = copy.deepcopy(self.policy)
@@ -128,6 +132,7 @@ class OwnRollout:
 
     works_in_forks = True  # Each process fills its own memory; see `Slots`.
     keeps_state = True  # Until a rollout is interrupted.
+    equal_batches = True
 
     def __init__(self, parsed: CollectorOptions) -> None:
         """Build the environments and the memory for two batches."""
@@ -214,7 +219,8 @@ class OwnRollout:
             # What whole trajectories are made of is copied at once.
             count = 2 if options.trajs_per_batch is None else 1
             self._slots = Slots(layout, count, shared=False)
-        self.shape: tuple[Layout, list[int]] | None = layout, self.sizes
+        self.shape: tuple[Layout, list[int], list[int]] | None
+        self.shape = layout, self.sizes, [frames]
         self.batch_frames = size * frames
         return TrainerPolicy(module, policy)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from marl_collect.buffers.compact_observations import gather
+from marl_collect.buffers.layout import TRAJ_IDS
 from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
 from marl_collect.collectors.arguments import sized_workers
@@ -70,9 +71,12 @@ class Teams:
         except BaseException:
             workers.close(ERROR_CLOSE_SECONDS)
             raise
-        self.shape = (self._slots[0].layout, self.sizes) if team is None else None
+        layout = self._slots[0].layout
+        self.shape = (layout, self.sizes, self._frames) if team is None else None
         of_worker = list(map(operator.mul, frames, self.sizes))
-        self.batch_frames = max(sum(of_worker[k] for k in t) for t in self._teams)
+        of_team = {sum(of_worker[k] for k in team) for team in self._teams}
+        self.batch_frames = max(of_team)
+        self.equal_batches = len(of_team) == 1 and not options.preempts
 
     def _allocate(self) -> tuple[list[range], list[Slots]]:
         """Return the workers of each team, and its slots.
@@ -267,8 +271,16 @@ class Teams:
             for index in workers
             for rows, frame, observations in replies[index].last
         ]
+        slots = self._slots[team]
+        tensors = slots.hand_out(batch.slot)
+        for index in workers:
+            rows, end = self._rows[index], self._frames[index]
+            if end < slots.layout.batch[1]:  # The user may have changed the rest.
+                for key, tensor in tensors.items():
+                    rest = tensor[rows.start : rows.stop, end:]
+                    rest.fill_(-1 if key == TRAJ_IDS else 0)
         return FilledSlot(
-            self._slots[team].hand_out(batch.slot),
+            tensors,
             ends=[replies[k].frames for k in workers for _ in self._rows[k]],
             episodes=EndedEpisodes.join([replies[k].episodes for k in workers]),
             sizes=[self.sizes[k] for k in workers],

@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from tensordict.nn import set_interaction_type
 
-from marl_collect.buffers.layout import TRAJ_IDS, Layout
+from marl_collect.buffers.layout import Layout
 from marl_collect.collectors import messages
 from marl_collect.collectors.worker_policy import WorkerPolicy
 from marl_collect.core.description import Key
@@ -132,8 +132,6 @@ class RolloutWorker:
         """
         segment = Segment.attach(memory)
         arrays = layout.arrays(segment.buffer, slice(rows.start, rows.stop))
-        if TRAJ_IDS in arrays:
-            arrays[TRAJ_IDS][:, frames:] = -1
         self._slots[slot] = {key: array[:, :frames] for key, array in arrays.items()}
         segment.close()  # The arrays keep the mapping alive.
 

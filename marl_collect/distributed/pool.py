@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, final
 
-from marl_collect.buffers.layout import TRAJ_IDS, Layout
+from marl_collect.buffers.layout import Layout
 from marl_collect.collectors import messages
 from marl_collect.distributed import worker as ray_worker
 from marl_collect.distributed.cluster import Cluster, require_ray
@@ -400,8 +400,6 @@ class RayPool:
         reserved_layout = Layout.plan(layout.fields, (len(rows), frames))
         segment = Segment.attach(memory)
         arrays = layout.arrays(segment.buffer, slice(rows.start, rows.stop))
-        if TRAJ_IDS in arrays:
-            arrays[TRAJ_IDS][:, frames:] = -1
 
         def copy(content: Bytes) -> None:
             for key, source in reserved_layout.arrays(content.data).items():
