@@ -28,6 +28,9 @@ from marl_collect import (
 from marl_collect.buffers.layout import FRAME_IDS
 from marl_collect.core.tensordicts import flatten
 
+pytestmark = pytest.mark.processes
+
+MASK = ("collector", "mask")
 Change = Callable[[Any], Any]
 Pair = tuple[Any, Any]
 """A batch with all next observations, and the same batch without."""
@@ -68,12 +71,12 @@ SOURCES: dict[str, Callable[..., Any]] = {
         track_traj_ids=False,
     ),
     "unsigned": partial(Collector, [Ages] * 2, frames_per_batch=40, total_frames=120),
-    # The rows of the second worker end earlier.
+    # The rows of the first worker end earlier.
     "ragged": partial(
         MultiSyncCollector,
         [CountingEnv] * 4,
         num_workers=2,
-        frames_per_batch=[24, 14],
+        frames_per_batch=[14, 24],
         total_frames=114,
     ),
 }
@@ -122,6 +125,7 @@ def right_or_refused(full: Any, compact: Any) -> bool:
     return True
 
 
+trajectories = partial(split_trajectories, prefix="collector")
 rows = st.lists(st.integers(0, 7), min_size=1, max_size=9)
 KEEPING: dict[str, st.SearchStrategy[Change]] = {
     "rows": rows.map(lambda r: lambda b: b[torch.tensor([i % len(b) for i in r])]),
@@ -137,6 +141,9 @@ KEEPING: dict[str, st.SearchStrategy[Change]] = {
     "lazily stacked": st.just(lambda b: lazy_stack([b, b.clone()])[0]),
     "padded": st.just(lambda b: pad(b, [0, 1, 0, 2])),
     "pickled": st.just(lambda b: pickle.loads(pickle.dumps(b))),
+    "trajectories": st.just(lambda b: trajectories(b).flip(0)),
+    "valid": st.just(lambda b: b[b.get(MASK, b["done"][..., 0] >= 0)]),
+    "hunters": st.just(lambda b: b.exclude("prey", ("next", "prey"))),
 }
 """Changes after which every frame is followed by the same frame, or was last."""
 
@@ -163,12 +170,12 @@ def changes(draw: Any) -> Change:
     return change
 
 
-SHORT = st.sampled_from(["short", "long", "pictures"])
+NAMES = st.sampled_from(["short", "long", "pictures", "ragged"])
 NUMBERS = st.integers(0, 2)
 
 
-@settings(max_examples=60)
-@given(SHORT, NUMBERS, changes())
+@settings(max_examples=80)
+@given(NAMES, NUMBERS, changes())
 def test_a_batch_is_restored_after_changes_that_keep_rows(
     source: str, number: int, change: Change
 ) -> None:
@@ -176,22 +183,23 @@ def test_a_batch_is_restored_after_changes_that_keep_rows(
 
 
 @settings(max_examples=40)
-@given(SHORT, st.lists(NUMBERS, min_size=2, max_size=4), st.data())
+@given(NAMES, st.lists(NUMBERS, min_size=2, max_size=4), st.data())
 def test_joined_batches_are_restored(
     source: str, numbers: Sequence[int], data: st.DataObject
 ) -> None:
-    """In any order and several times, also batches of the same episodes."""
+    """In any order and several times, also batches of the same episodes, and split."""
     chosen = [pairs(source)[number] for number in numbers]
     full, compact = ([pair[kind].clone() for pair in chosen] for kind in (0, 1))
     dim = data.draw(st.integers(0, 1))
     order = torch.tensor(
         data.draw(st.permutations(range(torch.cat(full, dim=dim).shape[0])))
     )
-    check(torch.cat(full, dim=dim)[order], torch.cat(compact, dim=dim)[order])
+    pair = [torch.cat(batches, dim=dim)[order] for batches in (full, compact)]
+    check(*(map(trajectories, pair) if data.draw(st.booleans()) else pair))
 
 
 @settings(max_examples=60)
-@given(SHORT, st.lists(NUMBERS, min_size=1, max_size=3), st.data())
+@given(NAMES, st.lists(NUMBERS, min_size=1, max_size=3), st.data())
 def test_frames_in_any_order_are_right_or_refused(
     source: str, numbers: Sequence[int], data: st.DataObject
 ) -> None:
@@ -221,16 +229,6 @@ def test_frames_that_have_lost_their_following_one_are_refused() -> None:
     assert right_or_refused(full[0, -1].clone(), compact[0, -1].clone())
 
 
-@pytest.mark.parametrize("source", ["short", "long"])
-def test_trajectories_are_restored(source: str) -> None:
-    for number in range(3):
-        changed(source, number, split_trajectories)
-        changed(source, number, lambda b: split_trajectories(b)[[1, 0]])
-    for dim in (0, 1):
-        batches = zip(*pairs(source), strict=True)
-        check(*(split_trajectories(torch.cat(parts, dim)) for parts in batches))
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [True, torch.jagged])
 def test_nested_trajectories_are_refused(layout: Any) -> None:
@@ -238,20 +236,6 @@ def test_nested_trajectories_are_refused(layout: Any) -> None:
     nested = split_trajectories(compact.clone(), as_nested=layout)
     with pytest.raises(ValueError, match="restore_next.*before"):
         restore_next(nested)
-
-
-@pytest.mark.processes
-@settings(max_examples=30)
-@given(NUMBERS, changes())
-def test_a_ragged_batch_is_restored(number: int, change: Change) -> None:
-    changed("ragged", number, change)
-
-
-@pytest.mark.processes
-def test_ragged_trajectories_are_restored() -> None:
-    for number in range(3):
-        changed("ragged", number, split_trajectories)
-        changed("ragged", number, lambda b: b[b["collector", "mask"]])
 
 
 def test_without_its_store_or_ids_a_batch_is_refused() -> None:
@@ -274,13 +258,6 @@ def test_frames_of_a_batch_whose_store_is_lost_are_refused() -> None:
         restore_next(swapped)
 
 
-def test_only_some_groups_are_restored_if_only_they_are_left() -> None:
-    full, compact = (
-        batch.clone().exclude("prey", ("next", "prey")) for batch in pairs("short")[0]
-    )
-    check(full, compact)
-
-
 def test_equal_runs_have_equal_frame_ids_and_different_batches_different_ones() -> None:
     def ids() -> dict[str, list[torch.Tensor]]:
         return {
@@ -298,5 +275,5 @@ def test_equal_runs_have_equal_frame_ids_and_different_batches_different_ones() 
 
 
 def test_unsigned_integers_are_restored() -> None:
-    for full, compact in pairs("unsigned"):
-        check(full, compact.clone())
+    for number in range(3):
+        changed("unsigned", number, trajectories)

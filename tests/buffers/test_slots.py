@@ -121,6 +121,23 @@ def test_no_slot_is_lost_or_given_twice(
     assert len(slots) == count
 
 
+def test_a_slot_is_not_lost_when_memory_is_short_after_a_fork() -> None:
+    loop = Loop(prepared=1)
+    loop.collect()
+    loop.slots.keep_held()  # As before a fork.
+    loop.drop(0)
+
+    def short(nbytes: int, what: str, hint: str = "") -> Segment:
+        raise MemoryError(f"{what} needs {nbytes} bytes. {hint}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Segment, "ordinary", short)
+        with pytest.raises(MemoryError):
+            loop.slots.acquire()
+    loop.collect()
+    assert len(loop.slots) == 1
+
+
 def mapped(pid: int) -> int:
     """Return the number of shared memories that a process maps."""
     files = [m.path for m in psutil.Process(pid).memory_maps(grouped=False)]

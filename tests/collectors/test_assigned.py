@@ -63,12 +63,6 @@ def collect(kind: Any = Collector, frames: int = 240, **options: Any) -> TensorD
     return torch.cat([batch.clone() for batch in collector], dim=1)
 
 
-@pytest.fixture(scope="module")
-def data() -> TensorDict:
-    """What a collector in this process collects, locked because tests share it."""
-    return collect().lock_()
-
-
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
 def test_a_state_names_the_policies_of_running_episodes(kind: Any) -> None:
     def begin(*names: str, **others: Any) -> Any:
@@ -153,37 +147,37 @@ def by_name(*names: str) -> Callable[[int, Agents], dict[str, str]]:
     return lambda _, agents: dict(zip(agents, [*names, *names, *names], strict=False))
 
 
-def test_the_batch_of_a_policy_masks_all_other_agents(data: TensorDict) -> None:
-    policies = AssignedPolicies(team(), by_seed)
-    batch = data
-    for index, name in enumerate(NAMES):
-        masked = policies.batch_of(batch, name)
-        expected = (batch["hunter", "policy_id"] == index) & batch["hunter", "mask"]
-        assert (masked["hunter", "mask"] == expected).all()
-        assert expected.any()
-        after = (batch["hunter", "policy_id"] == index) & batch[
-            "next", "hunter", "mask"
-        ]
-        assert (masked["next", "hunter", "mask"] == after).all()
-    assert batch["hunter", "mask"].sum() > expected.sum()
-    with pytest.raises(KeyError, match=r"no policy 'other': found \['main'"):
-        policies.batch_of(batch, "other")
-    without = collect(factories=[partial(CountingEnv, mask=False)] * ENVIRONMENTS)
-    actual = policies.batch_of(without, "main")["hunter", "mask"]
-    assert (actual == (without["hunter", "policy_id"] == 0)).all()
-
-
-def test_the_batch_of_a_policy_has_no_padding() -> None:
-    factories = [partial(CountingEnv, mask=False)] * ENVIRONMENTS
-    with start(factories=factories, trajs_per_batch=6) as collector:
+@pytest.mark.parametrize("shape", [{}, {"trajs_per_batch": 6}], ids=str)
+@pytest.mark.parametrize("mask", [True, False])
+def test_the_batch_of_a_policy_has_no_other_agents_and_no_padding(
+    mask: bool, shape: dict[str, int]
+) -> None:
+    """That of a pool has the agents of all its versions."""
+    policies: dict[str, Any] = {"main": net(0), "bot": scripted}
+    policies["rival"] = PolicyPool(net(1), size=2)
+    factories = [partial(CountingEnv, mask=mask)] * ENVIRONMENTS
+    with start(policies=policies, factories=factories, **shape) as collector:
+        policies["rival"].update()
+        collector.reset()
         batch = collector.next()
-        valid = batch["collector", "mask"]
-        assert not valid.all()
-        hunter = collector.policy.batch_of(batch, "main")["hunter"]
-        main_rows = batch["hunter", "policy_id"] == 0
-        assert main_rows[~valid].all()
-        assert (hunter["mask"] == (main_rows & valid[..., None])).all()
-        assert (hunter["acts"] == valid[..., None]).all()
+        parts = {name: collector.policy.batch_of(batch, name) for name in policies}
+        with pytest.raises(KeyError, match=r"no policy 'other': found \['main'"):
+            collector.policy.batch_of(batch, "other")
+    valid = batch.get(("collector", "mask"), torch.ones(batch.shape).bool())
+    assert valid.all() == (not shape)
+    for (name, part), ids in zip(parts.items(), ([0], [1], [2, 3]), strict=True):
+        for group in ("hunter", "prey"):
+            who = batch[group, "policy_id"]
+            assert all((who[valid] == index).any() for index in ids)
+            member = sum(who == index for index in ids).bool() & valid[..., None]
+            acts = valid[..., None].expand_as(member)
+            if mask:
+                acts = acts & batch[group, "mask"]
+                after = batch["next", group, "mask"] & member
+                assert (part["next", group, "mask"] == after).all(), name
+            assert (part[group, "member"] == member).all(), name
+            assert (part[group, "acts"] == acts).all(), name
+            assert (part[group, "mask"] == (member & acts)).all(), name
 
 
 def test_a_policy_may_act_for_one_group_only() -> None:

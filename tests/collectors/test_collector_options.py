@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 from collector_tools import release_when_preempted, slow_until_preempted
-from tensordict import TensorDict
 from tests_policies import at_level
 from workloads.counting import CountingEnv, Fault
 
-from marl_collect.buffers.compact_observations import restore_next
 from marl_collect.collectors import (
     Collector,
     CollectorOptions,
@@ -22,7 +20,7 @@ from marl_collect.collectors import (
 )
 from marl_collect.errors import WorkerError
 from marl_collect.options import parse
-from marl_collect.parallel_env import SerialEnv
+from marl_collect.parallel_env import ParallelEnv, SerialEnv
 from marl_collect.weights.shared import SharedMemoryWeights
 
 KINDS = [Collector, MultiSyncCollector, MultiAsyncCollector]
@@ -33,6 +31,7 @@ def slow(seconds: float) -> Any:
 
 
 SINGLE, SYNC, ASYNC = KINDS
+MASK = ("collector", "mask")
 NO_WORKERS = r"Collector takes no {}: .*worker processes, .* use {}"
 RANK: dict[str, Any] = {"rank": 0, "world_size": 2}
 ENDING = RANK | {"total_frames": 20}
@@ -240,10 +239,16 @@ def test_a_replay_buffer_of_two_dimensions_gets_whole_batches(extends: int) -> N
             pass
     buffered = buffer[:]
     assert buffered.shape == ((4, 4) if extends == 0 else (2, 8))
-    with pytest.raises(ValueError, match="has ndim=2"):
-        Collector(
-            CountingEnv, frames_per_batch=8, replay_buffer=buffer, split_trajs=True
-        )
+    storage = torchrl_data.LazyTensorStorage(64, ndim=3)
+    larger = torchrl_data.ReplayBuffer(storage=storage)
+    for dims, refused, shapes in ((2, buffer, True), (3, larger, False)):
+        with pytest.raises(ValueError, match=f"has ndim={dims}"):
+            Collector(
+                CountingEnv,
+                frames_per_batch=8,
+                replay_buffer=refused,
+                split_trajs=shapes,
+            )
 
 
 @pytest.mark.parametrize("dims", [1, 2])
@@ -295,62 +300,53 @@ def test_options_of_workers_reach_them(kind: Any, tmp_path: Path) -> None:
         assert collector.getattr_env("preloaded") == [[True], [True]]
 
 
-PREEMPTED: dict[str, Any] = {
-    "create_env_fn": [CountingEnv, CountingEnv, slow(0.05)],
-    "frames_per_batch": 60,
-    "preemptive_threshold": 0.5,
-}
+PAIR = partial(ParallelEnv, 2, slow(0.05), num_processes=1, groups=2)
 
 
 @pytest.mark.torchrl_defect("D3")
 @pytest.mark.parametrize(
-    "shape",
-    [{"split_trajs": True}, {"trajs_per_batch": 2}, {"cat_results": 0}],
-    ids=lambda shape: next(iter(shape)),
+    ("shape", "third"),
+    [
+        ({}, PAIR),
+        ({"split_trajs": True}, PAIR),
+        ({"trajs_per_batch": 2}, slow(0.05)),
+        ({"cat_results": 0}, slow(0.05)),
+    ],
+    ids=["plain", "split", "whole", "joined"],
 )
-def test_preempted_frames_are_left_out_of_all_shapes_of_a_batch(
-    shape: dict[str, Any],
+def test_preempted_and_resumed_frames_are_those_of_a_run_without_preemption(
+    shape: dict[str, Any], third: Any
 ) -> None:
-    cuts = "trajs_per_batch" not in shape
-    options = PREEMPTED | {"total_frames": 150, "set_truncated": cuts} | shape
-    collector = MultiSyncCollector(**options)
-    frames = 0
-    for batch in collector:
-        mask = batch.get(("collector", "mask"), torch.ones(batch.shape).bool())
-        assert (batch["collector", "traj_ids"][mask] >= 0).all()
-        valid = batch[mask]
-        # Observations of acting agents are not zero, so no row is padding.
-        acts = valid["hunter", "mask"] & ~valid["hunter", "done"][..., 0]
-        assert valid["hunter", "observation"][acts][:, 3].ge(0).all()
-        frames += int(mask.sum())
-        if "split_trajs" in shape:
-            ends = mask.sum(1) - 1
-            assert batch["next", "done"][torch.arange(len(ends)), ends].all()
-    counted = collector.stats()["frames"]
-    assert frames <= counted if "trajs_per_batch" in shape else frames == counted
-
-
-def test_other_batches_than_those_of_compact_obs_are_not_restored() -> None:
-    with pytest.raises(KeyError, match="not collected with compact_obs"):
-        restore_next(TensorDict({"next": {"done": torch.zeros(1, 1)}}, [1, 1]))
-
-
-def test_preempted_batches_resume_with_the_frames_that_were_taken() -> None:
     """How many frames a slow worker collects is random; what follows them is not."""
     # A deterministic policy, because noise is also drawn for frames that are dropped.
-    options = PREEMPTED | {"policy": (policy := at_level(1.0)())}
-    whole: dict[str, Any] = {"frames_per_batch": 300, "seed": 4}
-    with Collector([CountingEnv] * 3, policy, **whole) as uninterrupted:
-        rows = uninterrupted.next()
-    with MultiSyncCollector(**options, seed=4) as first:
-        delivered = [first.next().clone() for _ in range(2)]
+    policy, envs = at_level(1.0)(), [CountingEnv, CountingEnv, third]
+    with Collector([CountingEnv] * 4, policy, frames_per_batch=400, seed=4) as whole:
+        expected = whole.next()
+    build = partial(MultiSyncCollector, envs, policy, frames_per_batch=60, **shape)
+    frames: dict[int, list[Any]] = {}
+
+    def collect(collector: Any) -> None:
+        for _ in range(2):
+            batch = collector.next()
+            mask = batch.get(MASK, torch.ones(batch.shape).bool())
+            for frame in batch[mask].exclude(MASK).clone():
+                index = int(frame["collector", "traj_ids"]) >> 32
+                frames.setdefault(index, []).append(frame)
+
+    # A share of less than one worker means one.
+    with build(preemptive_threshold=0.3, seed=4) as first:
+        collect(first)
+        assert first.steps_so_far() == first.frames
         state = first.state_dict()
-    with MultiSyncCollector(**options, seed=9) as second:
+    with build(preemptive_threshold=0.5, seed=9) as second:
         second.load_state_dict(state)
-        delivered += [second.next().clone() for _ in range(2)]
-    for k in range(3):
-        row: Any = torch.cat([b[k][b["collector", "mask"][k]] for b in delivered])
-        assert (row.exclude(("collector", "mask")) == rows[k, : len(row)]).all(), k
+        collect(second)
+        counted = second.stats()["frames"]
+        assert counted < 60 * second.stats()["batches"]
+    for index, row in frames.items():
+        assert (torch.stack(row) == expected[index, : len(row)]).all(), index
+    delivered = sum(map(len, frames.values()))
+    assert delivered <= counted if "trajs_per_batch" in shape else delivered == counted
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])

@@ -44,18 +44,18 @@ from marl_collect import (
 from marl_collect.models import materialize, save_policy
 
 WORKERS = 2
-CELLS = [(name, way) for name in NAMES for way in WAYS]
-TOGETHER = [(names, way) for names in (COPYABLE, [UNCOPYABLE]) for way in WAYS]
-CANNOT = [UNCOPYABLE, [UNCOPYABLE]], ("policy", "both")
-"""Cells that are errors: a module that cannot be copied is passed as ``policy``."""
-
-
-def sensible(cells: Any) -> list[Any]:
-    return [
-        pytest.param(which, way, id=f"{which if which in NAMES else len(which)}-{way}")
-        for which, way in cells
-        if not (which in CANNOT[0] and way in CANNOT[1])
-    ]
+REFUSED_WAYS = ("policy", "both")
+"""A module that cannot be copied cannot be passed as ``policy``."""
+CELLS = [
+    (name, way)
+    for name in NAMES
+    for way in WAYS
+    if name != UNCOPYABLE or way not in REFUSED_WAYS
+]
+TOGETHER = [
+    *((COPYABLE, way) for way in WAYS),
+    *(([UNCOPYABLE], way) for way in WAYS if way not in REFUSED_WAYS),
+]
 
 
 def never() -> Any:
@@ -63,7 +63,7 @@ def never() -> Any:
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])
-@pytest.mark.parametrize("way", CANNOT[1])
+@pytest.mark.parametrize("way", REFUSED_WAYS)
 def test_a_policy_that_cannot_be_copied_is_refused_before_anything_starts(
     kind: Any, way: str
 ) -> None:
@@ -71,30 +71,32 @@ def test_a_policy_that_cannot_be_copied_is_refused_before_anything_starts(
         kind(never, frames_per_batch=8, **arguments([UNCOPYABLE], way, 1))
 
 
-@pytest.mark.parametrize(("name", "way"), sensible(CELLS))
-def test_in_one_process(name: str, way: str) -> None:
-    chosen = arguments([name], way, workers=1)
+@pytest.mark.parametrize(
+    ("kind", "names", "way"),
+    [
+        *((Collector, [name], way) for name, way in CELLS),
+        *((MultiSyncCollector, names, way) for names, way in TOGETHER),
+    ],
+    ids=lambda value: ", ".join(value) if isinstance(value, list) else None,
+)
+def test_a_policy_gets_the_weights_of_the_seed(
+    kind: Any, names: Sequence[str], way: str
+) -> None:
+    """Each in one process, and all together in workers."""
+    workers = 1 if kind is Collector else WORKERS
+    chosen = arguments(names, way, workers)
     passed = chosen.get("policy")
-    expected = expected_policy([name], passed)
-    with Collector([hunters] * 2, frames_per_batch=8, seed=SEED, **chosen) as collector:
-        check_acts_with(expected, [name], collector.next())
-        check_module(collector.policy, passed, expected)
-
-
-@pytest.mark.parametrize(("names", "way"), sensible(TOGETHER))
-def test_in_workers(names: Sequence[str], way: str) -> None:
-    chosen = arguments(names, way, WORKERS)
-    passed = chosen.get("policy")
-    # Imported once, in the fork server, because that takes seconds.
     options: Any = {"frames_per_batch": 8, "seed": SEED}
-    options |= {"preload": ["torchrl.modules"]}
-    seeds = [SEEDS_OF_LIST[index if way == "list" else 0] for index in range(WORKERS)]
+    if kind is MultiSyncCollector:
+        # Imported once, in the fork server, because that takes seconds.
+        options |= {"preload": ["torchrl.modules"]}
+    seeds = [SEEDS_OF_LIST[index if way == "list" else 0] for index in range(workers)]
     expected = [expected_policy(names, passed, seed) for seed in seeds]
-    with MultiSyncCollector([hunters] * WORKERS, **options, **chosen) as collector:
+    with kind([hunters] * WORKERS, **options, **chosen) as collector:
         batch = collector.next()
-        for worker in range(WORKERS):
-            check_acts_with(expected[worker], names, batch[worker])
-        if passed is None:
+        for index, row in enumerate(batch):
+            check_acts_with(expected[index % workers], names, row)
+        if passed is None and kind is MultiSyncCollector:
             assert collector.policy is None
             keys = collector.getattr_policy("out_keys")
             assert ("hunter", "action") in keys

@@ -266,6 +266,9 @@ def test_weights_that_do_not_fit_the_policies_of_a_factory_are_refused(
             num_workers=1,
             frames_per_batch=10,
         )
+    factories = [level_policy, level_policy, lambda: acting(Wide())]
+    with pytest.raises(ValueError, match="Worker 2 acts with the same network"):
+        kind([CountingEnv] * 3, policy_factory=factories, frames_per_batch=10)
 
 
 def test_a_policy_with_its_own_deepcopy_causes_no_warning() -> None:
@@ -372,6 +375,7 @@ def test_a_method_without_a_place_here_names_the_way(kind: Any) -> None:
         {"track_policy_version": True, "max_frames_per_traj": 3},
         {"cat_results": "stack", "envs_per_worker": 2, "frames_per_batch": 40},
         {"cat_results": 0},
+        {"cat_results": 0, "frames_per_batch": [4, 10]},
         {"cat_results": -1, "envs_per_worker": 2, "frames_per_batch": 40},
     ],
     ids=str,

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector
@@ -20,39 +21,26 @@ def memories(batch: Any) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
-def test_a_batch_on_a_slot_is_moved_in_one_copy() -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"compact_obs": True}, {"split_trajs": True}], ids=str
+)
+def test_a_moved_batch_is_independent_and_one_copy_of_a_slot(
+    options: dict[str, Any],
+) -> None:
     """The CPU represents the other device."""
-    with Collector([CountingEnv] * 2, frames_per_batch=20, seed=0) as collector:
-        batch = collector.next()
-        assert len(memories(batch)) == 1
+    whole = restore_next if "compact_obs" in options else TensorDict.copy
+    with Collector(
+        [CountingEnv] * 2, frames_per_batch=40, seed=0, **options
+    ) as collector:
+        batch: Any = collector.next()
         moved = moved_to(batch, torch.device("cpu"))
-        assert len(memories(moved)) == 1
-        assert memories(moved) != memories(batch)
         assert moved.names == batch.names
         assert moved["prey"].batch_size == batch["prey"].batch_size
-        assert (moved == batch).all()
-        before = moved.clone()
-        batch.zero_()
-        assert (moved == before).all()
-
-
-def test_observations_of_compact_obs_are_moved_too() -> None:
-    with Collector(
-        [CountingEnv] * 2, frames_per_batch=40, seed=0, compact_obs=True
-    ) as collector:
-        batch = collector.next()
-        moved = moved_to(batch, torch.device("cpu"))
-        assert len(memories(moved)) == 1
-        assert (restore_next(moved) == restore_next(batch)).all()
-
-
-def test_a_batch_in_several_memories_is_moved() -> None:
-    with Collector(
-        [CountingEnv] * 2, frames_per_batch=40, seed=0, split_trajs=True
-    ) as collector:
-        batch = collector.next()
-        assert len(memories(batch)) > 1
-        assert (moved_to(batch, torch.device("cpu")) == batch).all()
+        expected = whole(batch.clone())
+        if "split_trajs" not in options:  # These are in several memories.
+            assert len(memories(moved)) == 1
+            batch.zero_()
+        assert (whole(moved) == expected).all()
 
 
 def test_a_batch_can_be_moved_to_the_meta_device() -> None:

@@ -88,6 +88,8 @@ def test_frames_per_worker_are_honoured() -> None:
     collector = MultiAsyncCollector(
         [CountingEnv] * 2, frames_per_batch=[5, 15], total_frames=100
     )
+    with pytest.raises(TypeError, match="has no length"):
+        len(collector)
     for batch in collector:
         assert batch.shape == (1, 5 if environment(batch[0]) == 0 else 15)
 
@@ -175,17 +177,6 @@ def started(
     return calls
 
 
-def test_idle_workers_take_turns() -> None:
-    # The limit leaves one or two workers idle, and the longest idle one is next.
-    workers = ScriptedWorkers(3, ready=[1, 0, 2, 0])
-    assert started(workers, 1, batches=4) == [[0, 1], [2], [0], [1]]
-
-
-def test_without_a_limit_a_worker_starts_again_at_once() -> None:
-    workers = ScriptedWorkers(3, ready=[1, 1, 0])
-    assert started(workers, None, batches=3) == [[0, 1, 2, 1], [1], [0]]
-
-
 @pytest.mark.parametrize(
     ("limit", "ready", "expected"),
     [
@@ -194,12 +185,17 @@ def test_without_a_limit_a_worker_starts_again_at_once() -> None:
         # Two were overtaken once, so the next starts when one of them is left.
         (2, [0, 1, 2], [[0, 1, 2], [], [0, 1]]),
         (2, [1, 2, 0], [[0, 1, 2], [], [0, 1]]),
+        # The limit leaves one or two workers idle, and the longest idle one is next.
+        (1, [1, 0, 2, 0], [[0, 1], [2], [0], [1]]),
+        # Without a limit a worker starts again at once.
+        (None, [1, 1, 0], [[0, 1, 2, 1], [1], [0]]),
     ],
 )
 def test_no_batch_can_become_staler_than_the_limit(
-    limit: int, ready: list[int], expected: list[list[int]]
+    limit: int | None, ready: list[int], expected: list[list[int]]
 ) -> None:
-    assert started(ScriptedWorkers(3, ready), limit, batches=3) == expected
+    workers = ScriptedWorkers(3, ready)
+    assert started(workers, limit, len(expected)) == expected
 
 
 def test_a_batch_that_is_begun_before_a_delivery_is_stale_from_the_start() -> None:

@@ -38,6 +38,17 @@ def test_workers_map_a_slot_at_the_same_time() -> None:
         assert waited[0] == {0, 1, 2}
 
 
+def test_the_number_of_batches_is_unknown_if_workers_are_preempted() -> None:
+    options: Any = {"frames_per_batch": 8, "total_frames": 16}
+    with (
+        MultiSyncCollector(
+            [CountingEnv] * 2, preemptive_threshold=0.5, **options
+        ) as collector,
+        pytest.raises(TypeError, match="has no length"),
+    ):
+        len(collector)
+
+
 def test_copies_occupy_no_slot() -> None:
     collector = MultiSyncCollector(
         CountingEnv, frames_per_batch=8, total_frames=80, use_buffers=False
@@ -45,6 +56,18 @@ def test_copies_occupy_no_slot() -> None:
     batches = list(collector)
     assert len({batch["done"].data_ptr() for batch in batches}) == 10
     assert collector.stats()["slots"] == 2
+
+
+def test_padding_does_not_have_what_was_written_into_an_earlier_batch() -> None:
+    with MultiSyncCollector([CountingEnv] * 2, frames_per_batch=[2, 4]) as collector:
+        for _ in range(4):  # More than there are slots.
+            batch = collector.next()
+            padding = batch[0, 2:].clone()
+            assert (padding.pop(("collector", "traj_ids")) == -1).all()
+            assert not any(leaf.any() for leaf in padding.values(True, True))
+            for leaf in batch.values(True, True):
+                leaf.fill_(1)
+            del batch, leaf
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from tensordict.nn import TensorDictModule
 from workloads.counting import CountingEnv
 
-from marl_collect import Collector, EnvDescription, GroupDescription
+from marl_collect import Collector, EnvDescription, GroupDescription, PolicyPool
 from marl_collect.core.batched import BatchedEnv, Step
 from marl_collect.models import make_policy
 
@@ -168,15 +168,26 @@ def test_our_policies_do_not_wait() -> None:
     "options",
     [
         *({"total_frames": 40}, {"trajs_per_batch": 1}, {"init_random_frames": 99}),
-        {"replay_buffer": []},
+        *({"replay_buffer": []}, {"trajs_per_batch": 1, "traj_format": "cat"}),
+        {"postproc": lambda batch: batch[:, 99]},
     ],
-    ids=str,
+    ids=" ".join,  # The values have no lasting names.
 )
 def test_what_is_counted_does_not_depend_on_batches(options: Any) -> None:
     policy = make_policy(CountingEnv, num_cells=(4,))
     expected = explained(CountingEnv, policy)
     assert explained(CountingEnv, policy, **options) == expected
     assert options.get("replay_buffer", []) == []
+
+
+def test_operations_of_several_policies_are_counted() -> None:
+    policy = make_policy(CountingEnv, num_cells=(4,))
+    (total,) = explained(
+        CountingEnv,
+        policies={"main": policy, "past": PolicyPool(policy, size=1)},
+        assign=lambda seed, agents: dict.fromkeys(agents, ("main", "past")[seed % 2]),
+    )
+    assert total.startswith("Policy and collector: ")
 
 
 def test_counting_does_not_change_the_collection() -> None:

@@ -65,15 +65,6 @@ def start(
     ), pool
 
 
-def test_the_batch_of_a_pool_has_the_agents_of_all_its_versions() -> None:
-    collector, pool = start(Collector)
-    with collector:
-        batch = train(collector, pool, 3)
-        learner = collector.policy.batch_of(batch, "past")
-    expected = batch["hunter", "mask"] & (batch["hunter", "policy_id"] > 0)
-    assert (learner["hunter", "mask"] == expected).all()
-
-
 def run(kind: Any, sample: Sample, **options: Any) -> tuple[TensorDict, Any, Any]:
     """Return the data of a resumed run, the results of the pool, and data of a reset.
 

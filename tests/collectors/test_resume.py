@@ -18,6 +18,7 @@ from workloads.counting import CountingEnv
 
 from marl_collect import EnvWrapper
 from marl_collect.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from marl_collect.parallel_env import ParallelEnv, SerialEnv
 
 
 def unrepeatable() -> CountingEnv:
@@ -175,6 +176,11 @@ def test_rates_count_the_seconds_of_earlier_runs(shape: dict[str, Any]) -> None:
             r"dtypes differ in \[.*step_count",
         ),
         (
+            {"trajs_per_batch": 4, "max_frames_per_traj": 5},
+            {"trajs_per_batch": 4},
+            r"dtypes differ in \[.*step_count",
+        ),
+        (
             {"envs_per_worker": 4},
             {"envs_per_worker": 2},
             r"has 1 worker with \[4\] environments, but .* 1 worker with \[2\]",
@@ -199,32 +205,34 @@ def test_a_state_that_does_not_fit_changes_nothing(
         second.next()
 
 
-def test_reset_idx_must_have_one_bool_per_worker() -> None:
-    with MultiSyncCollector(
-        [CountingEnv] * 2, **options(frames_per_batch=4)
-    ) as collector:
-        collector.next()
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_reset_idx_has_one_bool_per_worker(kind: Any) -> None:
+    """A ``Collector`` counts as one worker."""
+    workers = 1 if kind is Collector else 2
+    keywords = options(frames_per_batch=2 * workers, max_frames_per_traj=None)
+    env = partial(CountingEnv, deaths=False, min_length=40, max_length=40)
+
+    def episodes() -> list[int]:
+        ids = collector.next()["collector", "traj_ids"]
+        assert (ids == ids[:, :1]).all()
+        return [int(number) & 0xFFFFFFFF for number in ids[:, 0]]
+
+    with kind([env] * workers, **keywords) as collector:
+        assert episodes() == [0] * workers
         wrong: Any
-        for wrong in ([1], [1, 2], [True], [True] * 3, [0, 1], "ab"):
+        for wrong in ([1], [0] * workers, [True] * (workers + 1), [], [[True]], "ab"):
             with pytest.raises(
-                ValueError, match=r"for each of the 2 workers.*\[True, False"
+                ValueError, match=rf"each of the {workers} workers.*\[True"
             ):
                 collector.reset(wrong)
-        assert (collector.next()["collector", "traj_ids"][:, 0] % (1 << 32) == 0).all()
-        mask: Any = torch.tensor([True, False])
-        collector.reset(mask)
-        assert collector.next()["collector", "traj_ids"][:, 0].tolist() == [1, 1 << 32]
-
-
-def test_a_single_collector_counts_as_one_worker() -> None:
-    with Collector(CountingEnv, **options(frames_per_batch=4)) as collector:
-        collector.next()
-        collector.reset([False])
-        assert (collector.next()["collector", "traj_ids"] == 0).all()
-        collector.reset([True])
-        assert (collector.next()["collector", "traj_ids"] == 1).all()
-        with pytest.raises(ValueError, match="the 1 workers"):
-            collector.reset([False, True])
+        assert episodes() == [0] * workers
+        expected = [0] * workers
+        for last in (False, True, False):
+            mask: Any = torch.zeros(workers).bool()
+            mask[-1] = last
+            collector.reset(mask)
+            expected[-1] += last
+            assert episodes() == expected
 
 
 LOOSE = {"frames_per_batch": 8, "max_frames_per_traj": None}
@@ -312,6 +320,33 @@ def test_a_state_can_be_loaded_with_a_lower_limit_of_frames() -> None:
     # The running episodes are cut at once, and those after them every 20 frames.
     ends = batch["next", "truncated"][..., 0].nonzero().tolist()
     assert ends == [[k, t] for k in range(2) for t in (0, 20, 40)]
+
+
+FIVE: dict[str, Any] = {
+    "one by one": [partial(CountingEnv, action_mask=True, state=True)] * 5,
+    "serial": lambda: SerialEnv(5, partial(CountingEnv, action_mask=True, state=True)),
+    "in groups": lambda: ParallelEnv(
+        *(5, partial(CountingEnv, action_mask=True, state=True)),
+        num_processes=2,
+        groups=2,
+    ),
+}
+
+
+@pytest.mark.parametrize("saved_by", FIVE)
+def test_a_state_can_be_loaded_however_environments_are_stepped(saved_by: str) -> None:
+    """Groups of a ``ParallelEnv`` have the rollouts of their part each."""
+    keywords = options(frames_per_batch=45, policy=level_policy())
+    with Collector(FIVE[saved_by], **keywords) as first:
+        first.next()
+        state = through_disk(first.state_dict())
+        expected = first.next().clone()
+    for name, factories in FIVE.items():
+        with Collector(factories, **keywords) as second:
+            for _ in range(2):
+                second.load_state_dict(state)
+                assert (second.next() == expected).all(), name
+            assert second.stats()["episodes"] == first.stats()["episodes"]
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])

@@ -44,16 +44,6 @@ def test_environments_that_differ_are_refused() -> None:
         Collector(factories, frames_per_batch=8)
 
 
-def test_training_causes_no_warning_because_the_module_itself_acts() -> None:
-    policy = level_policy()
-    running = Collector(CountingEnv, policy, frames_per_batch=8)
-    for level in range(4):
-        assert (running.next()["prey", "action"] == level).all()
-        with torch.no_grad():
-            policy.module.level += 1
-    assert running.explain()
-
-
 def test_random_frames_are_refused_if_the_policy_reshapes_an_observation() -> None:
     def policy(td: TensorDictBase) -> None:
         observation = td["hunter", "observation"]

@@ -1,6 +1,5 @@
 """Worlds of a simulator, and several environments of one process."""
 
-import itertools
 import re
 from dataclasses import replace
 from typing import Any
@@ -309,14 +308,6 @@ def test_large_and_infinite_actions_are_clipped_without_a_warning(dtype: Any) ->
         root["a", "action"] = large.to(root["a", "action"].dtype).reshape(3, 2, 1)
         env.step(root)
     assert env.seen[-1].ravel().tolist() == [1, 1, 1, -1, 1, -1]
-
-
-def test_only_wrong_actions_of_an_uneven_space_are_suspicious() -> None:
-    actions = np.zeros((3, 2, 2), np.int64)
-    is_suspicious = suspicion(actions, spaces.MultiDiscrete([2, 5]))
-    for first, second in itertools.product(range(-1, 3), range(-1, 6)):
-        actions[1, 1] = first, second
-        assert is_suspicious() == (first not in range(2) or second not in range(5))
 
 
 def test_only_actions_of_a_policy_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
+from tensordict import TensorDict
 
-from marl_collect.core.random_actions import Sampler
+from marl_collect.core.description import EnvDescription, GroupDescription
+from marl_collect.core.random_actions import RandomPolicy, Sampler
 
 DRAWS = 4000
 SMALL = [(-1, 1, np.int8), (0, 1, np.uint8), (0, 3, np.int64), (0, 1, np.bool_)]
@@ -70,3 +73,17 @@ def test_each_legal_action_is_drawn_equally_often(one_hot: bool) -> None:
     assert not shares[~legal].any()
     expected = legal / legal.sum(1, keepdims=True)
     np.testing.assert_allclose(shares, expected, atol=5 * 0.5 / DRAWS**0.5)
+
+
+def test_each_group_has_its_own_mask() -> None:
+    group = GroupDescription(
+        ("x", "y"), spaces.Box(0, 1), spaces.Discrete(3), action_mask=True
+    )
+    policy = RandomPolicy(EnvDescription("two", {"a": group, "b": group}))
+    legal = {"a": torch.tensor([0, 2]), "b": torch.tensor([1, 0])}
+    masks = {
+        name: {"action_mask": torch.nn.functional.one_hot(only, 3).bool()}
+        for name, only in legal.items()
+    }
+    acted = policy(TensorDict(masks))
+    assert all(torch.equal(acted[name, "action"], only) for name, only in legal.items())

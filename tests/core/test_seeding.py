@@ -4,7 +4,6 @@ The expected numbers are written out, and computed here by SplitMix64 as its aut
 gives it, without the package.
 """
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -109,13 +108,6 @@ def test_tensors_have_the_same_seeds(seed: int) -> None:
     actual = episode_seeds_on(seed, torch.from_numpy(index), torch.from_numpy(numbers))
     assert actual.dtype == torch.int64
     assert actual.tolist() == episode_seeds(seed, index, numbers).tolist()
-
-
-def test_noise_depends_on_environment_stream_and_restarts() -> None:
-    for restarts, stream in itertools.product((0, 1, 2), (0, 1000)):
-        generators = Generators(7, range(2, 4), restarts)
-        for k, actual in zip((2, 3), generators.of(stream), strict=True):
-            assert first_draws(actual) == expected_draws(7, 1, k, stream, restarts)
 
 
 def test_noise_of_other_policies_and_of_given_seeds() -> None:

@@ -1,6 +1,6 @@
 """TensorDict methods, names of TorchRL and ``repr`` of environments; rows of data."""
 
-import inspect
+import random
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from tensordict import (
 )
 from workloads.counting import CountingEnv
 
-from marl_collect import ParallelEnv, RandomPolicy, SerialEnv
+from marl_collect import Collector, ParallelEnv, RandomPolicy, SerialEnv
 from marl_collect.buffers.trajectories import split_trajectories
 from marl_collect.core.groups import explicit_groups
 from marl_collect.core.tensordicts import take_rows
@@ -33,12 +33,11 @@ def test_an_environment_has_torchrls_attributes() -> None:
     assert env.to("cpu") is env
     with pytest.raises(ValueError, match="policy_device and storing_device"):
         env.to("cuda")
-    if len(groups) == 1:
-        assert env.action_key == env.action_keys[0]
-        assert env.reward_key == env.reward_keys[0]
-    else:
-        with pytest.raises(KeyError, match="use reward_keys"):
-            _ = env.reward_key
+    with pytest.raises(KeyError, match="use reward_keys"):
+        _ = env.reward_key
+    alone = CountingEnv(n_prey=0)
+    assert alone.action_key == ("hunter", "action")
+    assert alone.reward_key == ("hunter", "reward")
 
 
 @pytest.mark.parametrize(
@@ -69,24 +68,66 @@ def test_a_transformed_environment_names_to_torchrl() -> None:
         transforms.TransformedEnv(CountingEnv(), transforms.StepCounter(5))
 
 
-def test_reset_takes_a_seed() -> None:
-    env = CountingEnv()
-    env.set_seed(4)
-    expected = env.rollout(6)
-    first = env.reset(seed=4)
-    assert (first == expected[0].select(*first.keys(True, True))).all()
+def act(td: TensorDictBase) -> TensorDictBase:
+    """Act by what is observed; the state counts the frames of each episode."""
+    hidden = td.get("hidden", torch.zeros(*td.batch_size, 1))
+    td.set("hidden", hidden)
+    numbers = td["hunter", "observation"].long().sum(-1)
+    if ("hunter", "action_mask") in td.keys(True):
+        ranks = (torch.arange(4) + numbers[..., None]) % 4 + 1
+        numbers = (ranks * td["hunter", "action_mask"]).argmax(-1)
+    td["hunter", "action"] = numbers % 4
+    if "prey" in td.keys():
+        td["prey", "action"] = td["prey", "observation"][..., :2].frac()
+    return td.set(("next", "hidden"), hidden + 1)
 
 
-def test_step_mdp_returns_the_following_root() -> None:
-    env = CountingEnv()
-    frame = env.rand_step(env.reset())
-    root = env.step_mdp(frame)
-    expected = frame["next"].exclude(*env.reward_keys)
-    assert set(root.keys(True, True)) == set(expected.keys(True, True))
-    assert (root == expected).all()
-    for group in env.group_map:
-        assert "action" not in root[group].keys()
-        assert "reward" not in root[group].keys()
+def step_by_step(env: Any, frames: int, seed: int) -> Any:
+    """Return frames of single steps; what is done begins anew."""
+    root, taken = env.reset(seed=seed), []
+    for _ in range(frames):
+        frame = env.step(act(root))
+        taken.append(frame.clone())
+        root = env.step_mdp(frame)
+        over = root["done"].clone()
+        assert not {"action", "reward"} & {key[-1] for key in root.keys(True)}
+        if over.any():
+            hidden = torch.where(over, 0, root["hidden"])
+            root = env.reset(root.set("_reset", over)).set("hidden", hidden)
+    return torch.stack(taken, len(env.batch_size))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_all_ways_to_step_have_the_frames_of_a_collector(seed: int) -> None:
+    draw = random.Random(seed)
+    names = ("action_mask", "state", "episode_reward", "done_on_any", "deaths", "mask")
+    options: dict[str, Any] = {name: draw.random() < 0.5 for name in names}
+    options |= {"mask": True} if not options["done_on_any"] else {}
+    options |= {"n_hunters": draw.randint(1, 3), "n_prey": draw.randint(0, 2)}
+    lengths = [draw.randint(3, 9) for _ in range(draw.randint(1, 3))]
+    makes = [
+        partial(CountingEnv, **options, max_length=n, min_length=3) for n in lengths
+    ]
+    size: Any = {"frames_per_batch": 40 * len(makes), "total_frames": -1}
+    with Collector(makes, act, seed=seed, trust_policy=True, **size) as collector:
+        expected = collector.next()
+    with makes[0]() if len(makes) == 1 else SerialEnv(len(makes), makes) as env:
+        expected = expected if env.batch_size else expected[0]
+        env.set_seed(seed)
+        rolled = env.rollout(40, act, break_when_any_done=False)
+        assert rolled["next", "done"].sum() > 3 * len(makes)
+        stepped = step_by_step(env, 40, seed)
+        fake = env.fake_tensordict()
+    for frames in (rolled, stepped):
+        for key in frames.keys(True, True):
+            assert torch.equal(frames[key], expected[key]), key
+    missing = {*expected.keys(True, True)} - {*rolled.keys(True, True)}
+    assert missing == {("collector", "traj_ids")}
+    for key in fake.keys(True, True):
+        frame = rolled[key].select(-1 - (rolled[key].ndim - 1 - len(env.batch_size)), 0)
+        assert (fake[key].shape, fake[key].dtype) == (frame.shape, frame.dtype), key
+    hidden = {"hidden", ("next", "hidden")}
+    assert {*rolled.keys(True, True)} - {*fake.keys(True, True)} == hidden
 
 
 def rollout(**options: Any) -> Any:
@@ -127,12 +168,6 @@ def test_random_policies_take_spaces_and_specs() -> None:
         RandomPolicy(3)
 
 
-def test_the_advice_names_what_exists() -> None:
-    envs = pytest.importorskip("marl_collect.envs.pettingzoo.env")
-    assert "info_keys" in inspect.signature(envs.PettingZooEnv).parameters
-    assert ("hunter", "observation") in CountingEnv().description.observed()
-
-
 @pytest.mark.parametrize("action_mask", [False, True])
 def test_random_policies_draw_one_hot_rows(action_mask: bool) -> None:
     env = CountingEnv(n_prey=0, categorical_actions=False, action_mask=action_mask)
@@ -166,32 +201,6 @@ def test_torchrls_group_maps_are_accepted() -> None:
     agents = ["a", "b"]
     for kind in torchrl.MarlGroupMapType:
         assert explicit_groups(kind, agents) == kind.get_group_map(agents)
-
-
-def test_hidden_state_is_carried_and_cleared() -> None:
-    def policy(td: TensorDictBase) -> TensorDictBase:
-        hidden = td.get("hidden", torch.zeros(2, 1))
-        td.set("hidden", hidden)
-        td.set(("hunter", "action"), torch.zeros(2, 2, dtype=torch.int64))
-        td.set(("prey", "action"), torch.zeros(2, 3, 2))
-        return td.set(("next", "hidden"), hidden + 1)
-
-    with SerialEnv(2, CountingEnv) as env:
-        rollout = env.rollout(40, policy, break_when_any_done=False)
-    steps = rollout["hunter", "observation"][..., 0, 1]
-    alive = rollout["hunter", "mask"][..., 0]
-    assert rollout["next", "done"].any()
-    assert torch.equal(rollout["hidden"][..., 0][alive], steps[alive])
-
-
-def test_fake_tensordict_has_the_keys_of_a_step() -> None:
-    with CountingEnv() as env:
-        fake = env.fake_tensordict()
-        real = env.rand_step(env.reset())
-        assert set(fake.keys(True, True)) == set(real.keys(True, True))
-        for key in fake.keys(True, True):
-            assert fake[key].shape == real[key].shape, key
-            assert fake[key].dtype == real[key].dtype, key
 
 
 def test_misuse_is_explained() -> None:
@@ -261,23 +270,20 @@ def test_texts_and_lazy_stacks_are_split_into_trajectories() -> None:
     assert not out["value"][2, 2].any()
 
 
-def test_repr_has_the_name_and_the_groups() -> None:
-    env = CountingEnv()
-    name = env.description.name
-    groups = ", ".join(f"{g} x {o.n_agents}" for g, o in env.description.groups.items())
-    assert "hunter x 2" in groups
-    assert repr(env) == f'CountingEnv("{name}": {groups})'
-    env.close()
-    assert repr(env) == f'CountingEnv("{name}": {groups}, closed)'
-
-
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
-def test_repr_of_a_batch_has_the_number_of_environments(kind: Any) -> None:
-    env_text = repr(CountingEnv()).removeprefix("CountingEnv(").removesuffix(")")
-    with kind(3, CountingEnv) as env:
-        assert repr(env) == f"{kind.__name__}(3 x {env_text})"
-    assert repr(env) == f"{kind.__name__}(3 x {env_text}, closed)"
+@pytest.mark.parametrize(
+    ("kind", "inside"),
+    [
+        (lambda env: env(), '"counting": hunter x 2, prey x 3'),
+        (partial(SerialEnv, 3), '3 x "counting": hunter x 2, prey x 3'),
+        (partial(ParallelEnv, 3), '3 x "counting": hunter x 2, prey x 3'),
+    ],
+)
+def test_repr_has_the_name_and_the_groups(kind: Any, inside: str) -> None:
+    with kind(CountingEnv) as env:
+        name = type(env).__name__
+        assert repr(env) == f"{name}({inside})"
+    assert repr(env) == f"{name}({inside}, closed)"
 
 
 @pytest.mark.parametrize("kind", [CountingEnv, SerialEnv, ParallelEnv])

@@ -73,10 +73,6 @@ def biased(bias: float = 0.0) -> TensorDictModule:
     )
 
 
-def drawn() -> TensorDictModule:
-    return biased(float(torch.rand(())))
-
-
 def train(collector: Any) -> None:
     """Change the policy, and update the workers."""
     collector.policy.module.bias.add_(1)

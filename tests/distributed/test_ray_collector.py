@@ -13,16 +13,14 @@ from ray_tools import (
     SHARED,
     assert_same,
     biased,
-    drawn,
     environments,
     masked,
     slow,
     train,
 )
-from support.processes import wait_until_gone
 from workloads.counting import CountingEnv, Fault
 
-from marl_collect import Collector, MultiSyncCollector, RayCollector
+from marl_collect import Collector, RayCollector
 
 pytest_plugins = ["support.ray_cluster"]
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -97,28 +95,6 @@ def test_the_number_of_actors_is_chosen_at_the_start(pair: RayCollector) -> None
     for name in ("add_collectors", "remove_collectors"):
         with pytest.raises(AttributeError, match="build another collector"):
             getattr(pair, name)
-
-
-def test_workers_of_actors_are_numbered_as_on_one_machine() -> None:
-    options: dict[str, Any] = {"frames_per_batch": 48, "total_frames": 96, "seed": 8}
-    local = MultiSyncCollector(masked, policy_factory=drawn, num_workers=4, **options)
-    expected = [batch.clone() for batch in local]
-    ray_collector = RayCollector(
-        masked,
-        policy_factory=drawn,  # Worker 0's weights become everybody's.
-        num_collectors=2,
-        num_workers_per_collector=2,
-        sync=True,
-        prefetch=True,
-        **options,
-    )
-    pids = [actor["pid"] for actor in ray_collector.actors]
-    actual = [batch.clone() for batch in ray_collector]
-    assert len(actual) == len(expected) == 2
-    for batch, expected_batch in zip(actual, expected, strict=True):
-        assert_same(batch, expected_batch)
-    assert 0 < float(actual[0]["hunter", "bias"].max()) < 1
-    wait_until_gone(pids)
 
 
 def test_a_slow_actor_is_preempted() -> None:

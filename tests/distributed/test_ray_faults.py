@@ -26,7 +26,7 @@ from support.internals import pool_of
 from support.processes import SOON, suspend, wait_until_gone
 from workloads.counting import CountingError
 
-from marl_collect import ClosedError, MultiSyncCollector, RayCollector, WorkerError
+from marl_collect import ClosedError, RayCollector, WorkerError
 from marl_collect.distributed import pool
 from marl_collect.distributed.ray_options import RayOptions
 from marl_collect.processes import cleanup
@@ -34,46 +34,6 @@ from marl_collect.processes import cleanup
 pytest_plugins = ["support.ray_cluster"]
 pytestmark = pytest.mark.usefixtures("cluster")
 TWO: dict[str, Any] = {"sync": True, "frames_per_batch": 40, **SHARED}
-
-
-def batches_of(collector: Any) -> list[Any]:
-    """Collect three batches, with new weights each."""
-    batches = []
-    for _ in range(3):
-        batches.append(collector.next().clone())
-        train(collector)
-    return batches
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_process_has_the_same_result_as_locally(
-    workers: int, tmp_path: Path
-) -> None:
-    """One actor has two workers, or two actors have one each."""
-    options: dict[str, Any] = {
-        "frames_per_batch": 40,
-        "on_worker_failure": "restart",
-        **SHARED,
-    }
-    died = tmp_path / "locally"
-    with MultiSyncCollector([masked, DiesOnce(died, 27)], biased(), **options) as local:
-        expected = batches_of(local)
-        cut_ids = local.stats()["cut_trajectories"]
-    assert died.exists()
-    with RayCollector(
-        [masked, DiesOnce(tmp_path / "there", 27)],
-        biased(),
-        num_workers_per_collector=workers,
-        sync=True,
-        **options,
-    ) as collector:
-        for batch, expected_batch in zip(batches_of(collector), expected, strict=True):
-            assert_same(batch, expected_batch)
-        stats = collector.stats()
-    assert stats["frames"] == 120
-    assert stats["cut_trajectories"] == cut_ids
-    assert len(cut_ids) == 1
-    assert (stats["restarts"], stats["worker_restarts"]) == (0, 1)
 
 
 def test_a_collector_continues_from_a_state_that_was_taken_after_losing_an_actor() -> (
@@ -185,21 +145,6 @@ def test_a_worker_that_fails_while_its_actor_is_replaced_is_replaced_too(
         assert environments(collector.next()) == [0, 1]
         stats = collector.stats()
     assert (stats["restarts"], stats["worker_restarts"]) == (1, 1)
-
-
-def test_a_worker_that_grows_is_replaced_without_changing_the_data() -> None:
-    options: dict[str, Any] = {"frames_per_batch": 40, **SHARED}
-    with MultiSyncCollector([masked] * 2, biased(), **options) as local:
-        expected = batches_of(local)
-    with RayCollector(
-        [masked] * 2, biased(), sync=True, max_worker_rss=1, **options
-    ) as collector:
-        for batch, expected_batch in zip(batches_of(collector), expected, strict=True):
-            assert_same(batch, expected_batch)
-        stats = collector.stats()
-    assert stats["recycled"] == 4
-    assert (stats["restarts"], stats["worker_restarts"]) == (0, 0)
-    assert stats["cut_trajectories"] == []
 
 
 def test_an_actor_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,7 @@ def test_the_number_of_frames_equals_that_of_one_collector() -> None:
     assert together.frames_of_workers([7, 7, 7]) == [-(-100 // 21)] * 3
     assert asynchronous.frames_of_workers([7, 7, 3]) == [15, 15, 34]
     listed = options_of(frames_per_batch=[10, 20], num_workers_per_collector=2)
-    assert listed.frames_of_workers([2, 2, 3, 3]) == [3, 3, 4, 4]
+    assert listed.frames_of_workers([1, 3, 4, 2]) == [3, 3, 4, 4]
 
 
 class Store:

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -20,34 +19,6 @@ from marl_collect.envs import PettingZooEnv, PettingZooWrapper
 from marl_collect.envs.pettingzoo.groups import AgentSpec, group_agents
 from marl_collect.envs.pettingzoo.provider import find_task, settings
 from marl_collect.testing.check_env import ContractError, check_env
-
-
-def test_an_agent_still_listed_after_its_end_is_alive_after_the_next_step() -> None:
-    """This breaks PettingZoo's rules, but the environment's data are followed."""
-    script = Script(ends={"agent_1": (1, "terminated")}, returns={"agent_1": 1})
-    env = scripted(script, done_on_any=False)
-    env.step()
-    assert env.flags("agent")[0] == [False, True, False]
-    env.step(agent=[0, 2, 0])
-    assert env["agent", "mask"].all()
-    assert env["agent", "observation"][1].tolist() == [1, 2, 2]
-    assert env.flags("agent")[0] == [False] * 3
-
-
-def test_agents_may_be_listed_in_any_order() -> None:
-    raw: Any = ScriptedEnv()
-
-    def turn(begun: Any) -> Any:
-        raw.agents = raw.agents[::-1]
-        return dict(reversed(begun[0].items())), begun[1]
-
-    altered(raw, reset=turn)
-    env = BoundEnv(PettingZooWrapper(raw))
-    env.step(agent=[1, 2, 3])
-    (received,) = raw.received
-    assert [*received.items()] == [("agent_2", 3), ("agent_1", 2), ("agent_0", 1)]
-    assert env["agent", "observation"].tolist() == [[0, 1, 1], [1, 1, 2], [2, 1, 3]]
-    assert not env["done"].any()
 
 
 def test_without_use_mask_there_is_no_mask_and_agents_may_die() -> None:
@@ -224,27 +195,6 @@ def test_the_settings_of_a_pettingzoo_environment_include_the_wrappers() -> None
     assert settings("own_tasks:Makers.wraps") == {}
 
 
-# cooperative_pong observes by rendering, and warns if no render_mode is set.
-@pytest.mark.filterwarnings("ignore:.*calling render method:UserWarning")
-@pytest.mark.parametrize(
-    ("package", "task", "parallel", "keywords"),
-    [
-        ("pymunk", "pistonball_v6", True, {"n_pistons": 3, "max_cycles": 4}),
-        ("pygame", "cooperative_pong_v6", True, {"max_cycles": 4}),
-        ("mpe2", "simple_world_comm_v3", False, {}),
-        ("chess", "chess_v6", False, {}),
-        ("pygame", "go_v5", False, {"board_size": 5}),
-    ],
-)
-def test_environments_that_the_oracle_does_not_replay(
-    package: str, task: str, parallel: bool, keywords: dict[str, Any]
-) -> None:
-    for module in ("torch", "pygame", package):
-        pytest.importorskip(module)
-    factory = partial(PettingZooEnv, task, parallel, **keywords)
-    check_env(factory, steps=30, episodes=2)
-
-
 @pytest.mark.roms
 def test_atari() -> None:
     check_env(lambda: PettingZooEnv("pong_v3", max_cycles=20), steps=25, episodes=1)
@@ -287,13 +237,6 @@ def test_rewards_that_only_last_returns_are_an_error(first: int) -> None:
         env.step()
 
 
-def test_missing_rewards_are_an_error_that_names_the_environment() -> None:
-    raw = ScriptedTurns()
-    env = in_one_group(altered(raw, step=lambda _: delattr(raw, "rewards")))
-    with pytest.raises(RuntimeError, match="scripted_v0 has no env.rewards"):
-        env.step()
-
-
 def test_rewards_that_last_does_not_return_are_written() -> None:
     raw = ScriptedTurns()
     raw._accumulate_rewards = lambda: None
@@ -320,45 +263,58 @@ def test_check_env_compares_the_rewards_with_those_of_last() -> None:
         check_env(factory)
 
 
-def test_an_agent_that_ends_comes_back_and_acts_within_one_step_is_an_error() -> None:
-    raw = ScriptedTurns(Script(ends={"agent_1": (1, "terminated")}))
+def no_rewards(raw: Any) -> None:
+    altered(raw, step=lambda _: delattr(raw, "rewards"))
+
+
+def comes_back(raw: Any) -> None:
     raw._was_dead_step = lambda action: raw.terminations.update(agent_1=False)
-    with pytest.raises(RuntimeError, match="agent_1 was done, came back and became"):
-        in_one_group(raw).step()
 
 
-@pytest.mark.parametrize("rotates", [False, True])
-def test_an_agent_that_is_done_and_never_removed_is_an_error(*, rotates: bool) -> None:
-    def ignoring() -> PettingZooWrapper:
-        raw = ScriptedTurns(Script(max_cycles=2))
-
-        def ignore(_action: Any) -> None:
-            if rotates:
-                raw.agent_selection = "agent_1"
-
-        raw._was_dead_step = ignore
-        return PettingZooWrapper(raw)
-
-    message = r"scripted_v0: agent agent_\d is done, .*return self._was_dead_step"
-    with pytest.raises(RuntimeError, match=message):
-        ignoring().rollout(9)
-    with pytest.raises(ContractError, match=message):
-        check_env(ignoring)
+def removes_nobody(raw: Any) -> None:
+    raw._was_dead_step = lambda _: None
 
 
-def test_an_agent_that_is_dead_after_the_reset_and_not_removed_is_an_error() -> None:
-    raw = ScriptedTurns()
-    raw._was_dead_step = lambda _action: None
+def rotates(raw: Any) -> None:
+    raw._was_dead_step = lambda _: setattr(raw, "agent_selection", "agent_1")
+
+
+def begins_dead(raw: Any) -> None:
+    removes_nobody(raw)
     altered(raw, reset=lambda _: raw.terminations.update(agent_0=True))
-    with pytest.raises(RuntimeError, match="agent_0 is done, but step"):
-        PettingZooWrapper(raw).rollout(9)
 
 
-def test_a_turn_of_an_agent_that_was_removed_is_an_error() -> None:
-    raw = ScriptedTurns(Script(max_cycles=9))
+def keeps_the_turn(raw: Any) -> None:
     altered(raw, step=lambda _: raw.terminations.pop(raw.agent_selection))
-    with pytest.raises(RuntimeError, match=r"agent_1 has the turn .*no flag in env"):
-        PettingZooWrapper(raw).rollout(9)
+
+
+ENDS_EARLY = Script(ends={"agent_1": (1, "terminated")})
+STAYS = r"scripted_v0: agent agent_\d is done, .*return self._was_dead_step"
+
+
+@pytest.mark.parametrize(
+    ("change", "script", "message"),
+    [
+        (no_rewards, Script(), "scripted_v0 has no env.rewards"),
+        (comes_back, ENDS_EARLY, "agent_1 was done, came back and became"),
+        (removes_nobody, Script(max_cycles=2), STAYS),
+        (rotates, Script(max_cycles=2), STAYS),
+        (begins_dead, Script(), "agent_0 is done, but step"),
+        (keeps_the_turn, Script(), "agent_1 has the turn .*no flag in env"),
+    ],
+)
+def test_turns_that_break_the_rules_of_pettingzoo_are_errors(
+    change: Any, script: Script, message: str
+) -> None:
+    def factory() -> PettingZooWrapper:
+        raw = ScriptedTurns(script)
+        change(raw)
+        return PettingZooWrapper(raw, group_map=IN_ONE)
+
+    with pytest.raises(RuntimeError, match=message):
+        factory().rollout(9)
+    with pytest.raises(ContractError, match=message):
+        check_env(factory)
 
 
 def test_an_agent_that_is_dead_after_the_reset_takes_no_part() -> None:

@@ -267,25 +267,3 @@ def test_agents_may_leave_for_good_or_with_a_flag(done_on_any: bool) -> None:
     check_env(
         lambda: PettingZooWrapper(waits(), absent="waiting", done_on_any=done_on_any)
     )
-
-
-@pytest.mark.parametrize("position", [2, 3])
-def test_results_of_an_agent_that_is_dead_are_ignored(position: int) -> None:
-    """Some environments return those of all agents in every step."""
-
-    def repeat(results: Any) -> None:
-        results[0]["agent_1"] = np.ones(3, np.float32)
-        results[1]["agent_1"] = 5.0
-        results[position]["agent_1"] = True
-
-    raw = altered(ScriptedEnv(Script(ends={"agent_1": (1, "vanished")})), step=repeat)
-    env = BoundEnv(PettingZooWrapper(raw, done_on_any=False))
-    env.step()
-    assert env["agent", "reward"][1] == 5.0
-    flags = env.flags("agent")
-    assert flags[position - 1] == [False, True, False]
-    for _ in range(3):
-        env.step()
-        assert not env["agent", "observation"][1].any()
-        assert not env["agent", "reward"][1].any()
-        assert env.flags("agent") == flags

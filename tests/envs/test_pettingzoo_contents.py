@@ -1,7 +1,6 @@
 """PettingZoo: how results, masks and infos are written to rows, and actions read."""
 
 import re
-from collections import deque
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ pytest.importorskip("pettingzoo")
 
 from pettingzoo import AECEnv, ParallelEnv
 from support.zoo import Countdown, Script, ScriptedEnv, ScriptedTurns, altered
-from zoo_tools import MASKED, BoundEnv, contained, legal, masked, scripted
+from zoo_tools import MASKED, BoundEnv, legal, masked, scripted
 
 from marl_collect import MarlGroupMapType
 from marl_collect.envs import AgentLists, PettingZooWrapper
@@ -27,24 +26,6 @@ RAW = pytest.mark.parametrize("raw", [ScriptedEnv, ScriptedTurns])
 
 def wrapped(raw: Any, script: Script | None = None, **keywords: Any) -> BoundEnv:
     return BoundEnv(PettingZooWrapper(raw(script), group_map=IN_ONE, **keywords))
-
-
-def stepped(change: Any) -> BoundEnv:
-    """Return an environment after a step whose results are changed."""
-    env = BoundEnv(PettingZooWrapper(altered(ScriptedEnv(), step=change)))
-    env.step()
-    return env
-
-
-@pytest.mark.parametrize("reverse", [True, False])
-def test_rewards_may_have_any_order_and_number_type(reverse: bool) -> None:
-    def change(results: Any) -> Any:
-        kinds = (int, np.float64, np.int8) if reverse else (np.array, float, np.float16)
-        pairs = [*zip(kinds, results[1].items(), strict=True)][:: -1 if reverse else 1]
-        rewards = {agent: kind(reward) for kind, (agent, reward) in pairs}
-        return results[0], rewards, *results[2:]
-
-    assert stepped(change)["agent", "reward"].ravel().tolist() == [1, 11, 21]
 
 
 class Sloppy(ScriptedEnv):  # type: ignore[misc]
@@ -89,64 +70,6 @@ def test_check_env_finds_results_without_an_agent(spoil: Any, message: str) -> N
         check_env(factory, episodes=2)
     assert any(re.search(message, finding) for finding in excinfo.value.findings)
     assert len(excinfo.value.findings) <= 3, "a finding is repeated for every step"
-
-
-@pytest.mark.parametrize(
-    "make",
-    [list, tuple, np.float64, torch.tensor, lambda row: (np.float64(row[0]), *row[1:])],
-)
-def test_lists_tensors_and_float64_are_cast_to_the_space(make: Any) -> None:
-    env = scripted(Script(observe=lambda i, s, a: make([i, s + 0.5, 2])))
-    env.step()
-    observed = env["agent", "observation"]
-    assert observed.dtype == np.float32
-    assert observed.tolist() == [[0, 1.5, 2], [1, 1.5, 2], [2, 1.5, 2]]
-
-
-@pytest.mark.parametrize("kind", [None, np.uint8, ">f4"])
-def test_numbers_are_cast_to_the_dtype_of_their_space(kind: Any) -> None:
-    dtype = np.dtype(kind or np.float32)
-    space = spaces.Box(0, 255, (3,), dtype)
-    env = scripted(
-        Script(observation=space, observe=lambda i, s, a: np.array([i, 200, s]))
-    )
-    env.step()
-    assert env["agent", "observation"].tolist() == [[i, 200, 1] for i in range(3)]
-    expected = torch.uint8 if kind is np.uint8 else torch.float32
-    assert torch.from_numpy(env["agent", "observation"]).dtype == expected
-
-
-@RAW
-def test_observations_that_are_reused_are_copied(raw: Any) -> None:
-    buffer = np.zeros(3, np.float32)
-
-    def observe(i: int, step: int, action: Any) -> Any:
-        buffer[:] = [i, step, 0]
-        return buffer
-
-    env = wrapped(raw, Script(observe=observe))
-    if raw is ScriptedEnv:  # all agents get the same array
-        assert (env["agents", "observation"] == [2, 0, 0]).all()
-        return
-    env.step()
-    env.step()
-    assert env["agents", "observation"].tolist() == [[0, 0, 0], [1, 1, 0], [2, 2, 0]]
-
-
-def test_the_shape_of_an_info_may_be_given() -> None:
-    script = Script(info=lambda i, step: {"pair": [step, i]} if step else {})
-    env = scripted(script, info_keys={"pair": (2,)})
-    env.step()
-    assert env["agent", "info", "pair"].tolist() == [[1, 0], [1, 1], [1, 2]]
-
-
-@RAW
-def test_infos_may_be_none(raw: Any) -> None:
-    script = Script(info=lambda i, s: None)  # type: ignore[arg-type, return-value]
-    env = wrapped(raw, script, info_keys=["speed"])
-    env.step()
-    assert not env["agents", "info", "speed"].any()
-    check_env(lambda: PettingZooWrapper(raw(script), info_keys=["speed"]))
 
 
 @RAW
@@ -310,77 +233,6 @@ def test_action_mask_selects_the_source_if_there_are_two() -> None:
     assert env["agent", "action_mask"].tolist() == [
         legal(i, 0).astype(bool).tolist() for i in range(3)
     ]
-
-
-READERS: Any = pytest.mark.parametrize(
-    "keywords", [{}, {"info_keys": ["speed"]}, {"action_mask": "info"}]
-)
-
-
-def with_infos(kind: Any, infos: dict[str, Any], script: Script | None = None) -> Any:
-    """Return an environment that adds ``infos`` to its own."""
-    raw = kind(script)
-
-    def change(results: Any) -> None:
-        (raw.infos if results is None else results[-1]).update(infos)
-
-    return altered(raw, reset=change, step=change)
-
-
-@KINDS
-@READERS
-def test_infos_may_have_other_keys_than_agents(kind: Any, keywords: Any) -> None:
-    script = Script(info=lambda i, step: {"speed": 10 * i + step})
-
-    def factory() -> PettingZooWrapper:
-        raw = with_infos(kind, {"count": 3, "speeds": np.ones(2), "all": {}}, script)
-        return PettingZooWrapper(raw, group_map=IN_ONE, **keywords)
-
-    env = BoundEnv(factory())
-    env.step()
-    if "info_keys" in keywords:
-        assert env["agents", "info", "speed"].tolist() == [1, 11, 21]
-    check_env(factory, episodes=1)
-
-
-def test_infos_that_nobody_reads_may_be_anything() -> None:
-    raw = with_infos(ScriptedEnv, {"agent_0": np.ones(2)})
-    env = BoundEnv(PettingZooWrapper(raw, action_mask=None))
-    env.step()
-
-
-SEQUENCES = {
-    "array": np.array,
-    "tuple": tuple,
-    "keys": lambda names: dict.fromkeys(names).keys(),
-    "deque": deque,
-}
-
-
-@KINDS
-@pytest.mark.parametrize("name", SEQUENCES)
-def test_agents_may_be_in_any_sequence(kind: Any, name: str) -> None:
-    script = Script(
-        ends={"agent_1": (2, "terminated")}, joins={"agent_2": 2}, max_cycles=5
-    )
-    options: dict[str, Any] = {"group_map": IN_ONE, "done_on_any": False}
-
-    def make() -> PettingZooWrapper:
-        raw = contained(kind(script), SEQUENCES[name])
-        return PettingZooWrapper(raw, **options)
-
-    env, reference = (
-        BoundEnv(wrapped)
-        for wrapped in (make(), PettingZooWrapper(kind(script), **options))
-    )
-    for _ in range(5):
-        env.step(agents=[1, 2, 3])
-        reference.step(agents=[1, 2, 3])
-        for key, array in reference.row.items():
-            assert np.array_equal(array, env[key]), key
-    assert env.env.env.unwrapped.received == reference.env.env.received
-    assert env.env.description.group_map == {"agents": [f"agent_{i}" for i in range(3)]}
-    check_env(make, episodes=1)
 
 
 def test_numbers_in_an_array_are_agents() -> None:

@@ -11,9 +11,10 @@ from gymnasium import spaces
 pytest.importorskip("torch")
 pytest.importorskip("pettingzoo")
 
+from support.disguises import contained
 from support.zoo import Script, ScriptedEnv, ScriptedTurns, altered
 from workloads.free import FreeEnv
-from zoo_tools import MASKED, NESTED, BoundEnv, contained, legal, masked, nested
+from zoo_tools import MASKED, NESTED, BoundEnv, legal, masked, nested
 
 from marl_collect import MarlGroupMapType
 from marl_collect.envs import PettingZooEnv, PettingZooWrapper

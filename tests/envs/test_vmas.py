@@ -142,16 +142,6 @@ def test_other_environments_of_the_process_draw_other_numbers() -> None:
         assert torch.equal(observation, expected_observation)
 
 
-@pytest.mark.parametrize("period", [2, 16])  # Together, and one by one.
-def test_worlds_that_begin_change_no_others(period: int) -> None:
-    env = VmasEnv("navigation", 32)
-    before = env.begin(None, np.arange(32))["agent"].copy()
-    which = np.arange(32) % period == 1
-    after = env.begin(which, np.arange(32))["agent"]
-    assert (before != after).any((1, 2)).tolist() == which.tolist()
-    env.close()
-
-
 def stepped(env: Any, actions: list[torch.Tensor]) -> torch.Tensor:
     """Return what a step of VMAS gives, ``[K, D]``; its random numbers are fixed."""
     env.seed(1)

@@ -5,8 +5,6 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
-from pettingzoo import ParallelEnv
-from pettingzoo.utils.wrappers import BaseParallelWrapper, BaseWrapper
 from support.zoo import Script, ScriptedEnv
 
 from marl_collect.core.description import allocate
@@ -72,33 +70,3 @@ MASKED = spaces.Dict(
 
 def masked(i: int, step: int, action: Any = None) -> dict[str, Any]:
     return {"seen": np.array([step], np.float32), "action_mask": legal(i, step)}
-
-
-class _Contained:
-    """Mixed into PettingZoo's wrappers: agents are in another container than a list."""
-
-    def __init__(self, raw: Any, container: Any) -> None:
-        super().__init__(raw)  # type: ignore[call-arg]
-        self.container = container
-
-    @property
-    def possible_agents(self) -> Any:
-        return self.container(self.env.possible_agents)  # type: ignore[attr-defined]
-
-    @property
-    def agents(self) -> Any:
-        return self.container(self.env.agents)  # type: ignore[attr-defined]
-
-
-class _ContainedParallel(_Contained, BaseParallelWrapper):
-    pass
-
-
-class _ContainedTurns(_Contained, BaseWrapper):
-    pass
-
-
-def contained(raw: Any, container: Any) -> Any:
-    """Return ``raw`` with its agents in ``container``."""
-    together = isinstance(raw, ParallelEnv)
-    return (_ContainedParallel if together else _ContainedTurns)(raw, container)

@@ -1,10 +1,12 @@
 """Evaluation on whole episodes, cross-play, scenarios, and intervals of returns."""
 
+import itertools
 import os
 import random
 import signal
 import warnings
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,9 +21,8 @@ from workloads.counting import CountingEnv
 
 from marl_collect import Collector, PolicyPool, record
 from marl_collect.core.env_wrapper import EnvWrapper
-from marl_collect.envs import PettingZooEnv
 from marl_collect.errors import ClosedError
-from marl_collect.evaluation import Scenario, cross_play, evaluate_scenarios
+from marl_collect.evaluation import CrossPlay, Scenario, cross_play, evaluate_scenarios
 from marl_collect.evaluation.cross_playing import sampled_half
 from marl_collect.evaluation.evaluator import Evaluator, evaluate
 from marl_collect.evaluation.intervals import bootstrap, interquartile_mean, rank_sum_p
@@ -289,37 +290,116 @@ def test_evaluations_collectors_and_datasets_name_means_alike(tmp_path: Path) ->
                 assert mean[group] == pytest.approx(number), name
 
 
-ROCK, PAPER, SCISSORS = range(3)
-ROUNDS = 15
+AGENTS = ["hunter_0", "hunter_1", "prey_0", "prey_1", "prey_2"]
 
 
-def rps() -> PettingZooEnv:
-    """Rock, paper, scissors; the return is the number of wins minus losses."""
-    return PettingZooEnv("rps_v2", max_cycles=ROUNDS)
+class Constant(nn.Module):
+    """Every agent of ``CountingEnv`` takes the same action in all frames."""
 
-
-class Shows(nn.Module):
-    """Always shows one hand."""
-
-    def __init__(self, hand: int) -> None:
+    def __init__(self, number: int) -> None:
         super().__init__()
-        self.hand = nn.Parameter(torch.tensor(float(hand)))
+        self.number = nn.Parameter(torch.tensor(float(number)))
 
     def forward(self, td: TensorDictBase) -> TensorDictBase:
-        """Write the action."""
-        shape = td["player", "done"][..., 0]
-        td["player", "action"] = (torch.zeros_like(shape) + self.hand).long()
+        """Write the actions."""
+        for group in {"hunter", "prey"} & {*td.keys()}:
+            action = torch.zeros_like(td[group, "done"][..., 0]) + self.number
+            if group == "prey":
+                td[group, "action"] = torch.stack([action / 8, 0 * action], -1)
+            else:
+                td[group, "action"] = action.long()
         return td
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_every_policy_plays_with_every_policy(tmp_path: Path, workers: int) -> None:
-    policies = {"rock": Shows(ROCK), "paper": Shows(PAPER), "scissors": Shows(SCISSORS)}
-    options: Any = {"num_workers": workers, "envs_per_worker": 2}
-    result = cross_play(policies, rps, episodes=3, **options)
-    expected = ROUNDS * np.array([[0, -1, 1], [1, 0, -1], [-1, 1, 0]])
-    assert result.returns.shape == (3, 3, 3)
-    assert (result.means == expected).all()
+def returns_of(seed: int, numbers: Mapping[str, int]) -> dict[str, int]:
+    """Play an episode of ``CountingEnv`` by its rules; each agent has one action."""
+    counts, digits, total = {}, {}, dict.fromkeys(numbers, 0)
+    for agent, number in numbers.items():
+        group, index = agent.split("_")
+        counts[agent] = (seed + 37 * int(index) + (group == "prey")) % 1009
+        digits[agent] = 100 * number // 8 if group == "prey" else number
+    for _ in range(5 + seed % 11):
+        for agent in list(counts):
+            counts[agent] = (31 * counts[agent] + digits[agent] + 1) % 1009
+            total[agent] += counts[agent] % 7 - 3
+            if counts[agent] % 13 == 0:  # It dies.
+                del counts[agent]
+    return total
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_matrices_and_scenarios_have_the_returns_of_chosen_agents(seed: int) -> None:
+    pick = random.Random(seed)
+    sizes = {"n_hunters": pick.randint(1, 3), "n_prey": pick.randint(0, 3)}
+    names = zip(("hunter", "prey"), sizes.values(), strict=True)
+    agents = [f"{group}_{i}" for group, n in names for i in range(n)]
+    shown = {f"policy {n}": n for n in pick.sample(range(4), pick.randint(1, 3))}
+    policies = {name: Constant(number) for name, number in shown.items()}
+    options: dict[str, Any] = {
+        "episodes": pick.randint(1, 4),
+        "seed": pick.choice([0, 5, 2000]),
+        "num_workers": pick.randint(1, 2),
+        "envs_per_worker": pick.randint(1, 2),
+        "create_env_kwargs": sizes,
+    }
+    episodes, first = range(options["episodes"]), options["seed"]
+    seated: list[list[str]] = []
+
+    def seats(_: int, everybody: tuple[str, ...]) -> list[str]:
+        seated.append(pick.sample(everybody, pick.randint(1, len(everybody))))
+        return seated[-1]
+
+    result = cross_play(policies, CountingEnv, seats=seats, **options)
+    assert result.names == tuple(shown)
+    assert result.returns.shape == (len(shown), len(shown), len(episodes))
+    cells = itertools.product(shown, shown, episodes)
+    for number, (row, column, _) in enumerate(cells):
+        chosen = seated[number]
+        acts = {agent: shown[row if agent in chosen else column] for agent in agents}
+        total = returns_of(first + number, acts)
+        expected = np.mean([total[agent] for agent in chosen])
+        assert result.returns.flat[number] == pytest.approx(expected)
+    focal = pick.sample(agents, pick.randint(1, len(agents)))
+    others = None if len(focal) == len(agents) else Constant(3)
+    scenario = Scenario("x", CountingEnv, focal, others, reference=(-4.0, 6.0))
+    name = pick.choice(list(shown))
+    (score,) = evaluate_scenarios(policies[name], [scenario], **options)
+    acts = {agent: shown[name] if agent in focal else 3 for agent in agents}
+    totals = [returns_of(first + number, acts) for number in episodes]
+    means = [np.mean([total[agent] for agent in focal]) for total in totals]
+    assert score.returns == pytest.approx(means)
+    assert score.score.value == pytest.approx(np.mean(means))
+    assert score.normalised is not None
+    assert score.normalised.value == pytest.approx((np.mean(means) + 4) / 10)
+
+
+def test_a_focal_population_is_sampled_for_each_agent() -> None:
+    """Background policies are, too; agents of ``CountingEnv`` act alone."""
+    population = {"one": Constant(1), "two": Constant(2)}
+    others = {"zero": Constant(0), "three": Constant(3)}
+    scenarios = [
+        Scenario("with others", CountingEnv, ["hunter_1", "prey_2"], others),
+        Scenario("alone", CountingEnv),
+    ]
+    scores = evaluate_scenarios(population, scenarios, episodes=30)
+    for score, focal in zip(scores, (["hunter_1", "prey_2"], AGENTS), strict=True):
+        found = set()
+        for seed, mean in enumerate(score.returns):
+            for acts in itertools.product((1, 2), repeat=len(focal)):
+                total = returns_of(seed, dict(zip(focal, acts, strict=True)))
+                if np.mean(list(total.values())) == pytest.approx(mean):
+                    found.add(acts)
+        assert len(found) > 2  # Agents of an episode have different policies.
+        assert score.normalised is None
+        assert score.score.low < score.score.value < score.score.high
+    again = evaluate_scenarios(population, scenarios, episodes=30)
+    assert [score.returns for score in again] == [score.returns for score in scores]
+
+
+def test_a_matrix_is_a_table_and_a_picture(tmp_path: Path) -> None:
+    returns = 15 * np.array([[0, -1, 1], [1, 0, -1], [-1, 1, 0]])[..., None]
+    names = ("rock", "paper", "scissors")
+    result = CrossPlay(names, returns.repeat(3, -1).astype(float))
     interval = result.interval("rock", "scissors")
     assert (interval.value, interval.low, interval.high) == (15, 15, 15)
     row = "| rock | 0.00 (0.00 to 0.00) | -15.0 (-15.0 to -15.0) |"
@@ -329,23 +409,21 @@ def test_every_policy_plays_with_every_policy(tmp_path: Path, workers: int) -> N
     assert (tmp_path / "matrix.png").stat().st_size > 1000
 
 
-def test_seats_decide_who_acts_for_the_row() -> None:
-    policies = {"rock": Shows(ROCK), "paper": Shows(PAPER)}
-    result = cross_play(policies, rps, episodes=2, seats=lambda _, agents: agents)
-    # If all seats are the row's, the column has no influence.
-    assert (result.means == 0).all()
+def test_seats_that_cannot_be_are_refused() -> None:
+    policies = {"one": Constant(1), "two": Constant(2)}
+    result = cross_play(policies, CountingEnv, episodes=1)
     with pytest.raises(ValueError, match="seats must return some of the agents"):
-        cross_play(policies, rps, episodes=1, seats=lambda *_: [])
+        cross_play(policies, CountingEnv, episodes=1, seats=lambda *_: [])
     nothing: Any = {"seats": lambda *_: None}
     with pytest.raises(ValueError, match="but returned None for the seed 0"):
-        cross_play(policies, rps, episodes=1, **nothing)
-    narrow: Any = {"seats": lambda seed: ["player_0"]}
+        cross_play(policies, CountingEnv, episodes=1, **nothing)
+    narrow: Any = {"seats": lambda seed: ["prey_0"]}
     with pytest.raises(TypeError, match="function of an episode's seed and all agents"):
-        cross_play(policies, rps, episodes=1, **narrow)
+        cross_play(policies, CountingEnv, episodes=1, **narrow)
     with pytest.raises(KeyError, match="no policy 'stone': the policies are"):
         result.interval("stone", "stone")
     with pytest.raises(ValueError, match="There are no policies"):
-        cross_play({}, rps, episodes=1)
+        cross_play({}, CountingEnv, episodes=1)
 
 
 def test_half_of_the_agents_is_sampled_as_documented() -> None:
@@ -354,54 +432,28 @@ def test_half_of_the_agents_is_sampled_as_documented() -> None:
     assert halves == [["b", "a"], ["b", "a"], ["c", "a"], ["c", "a"]]
 
 
-def test_returns_are_those_of_the_agents_that_were_chosen() -> None:
-    rng = random.Random(0)  # Other agents in each call, whatever the seed is.
-    result = cross_play(
-        {"rock": Shows(ROCK), "paper": Shows(PAPER)},
-        rps,
-        episodes=20,
-        seats=lambda _, agents: rng.sample(agents, 1),
-    )
-    assert (result.means == [[0, -ROUNDS], [ROUNDS, 0]]).all()
-
-
-def test_keywords_of_environments_are_used() -> None:
-    def rounds(max_cycles: int) -> PettingZooEnv:
-        return PettingZooEnv("rps_v2", max_cycles=max_cycles)
-
-    kwargs = {"max_cycles": 4}
-    policies = {"rock": Shows(ROCK), "paper": Shows(PAPER)}
-    result = cross_play(policies, rounds, episodes=1, create_env_kwargs=kwargs)
-    assert (result.means == [[0, -4], [4, 0]]).all()
-    scenario = Scenario("x", rounds, ["player_0"], Shows(PAPER))
-    (score,) = evaluate_scenarios(
-        Shows(ROCK), [scenario], episodes=1, create_env_kwargs=kwargs
-    )
-    assert score.returns == [-4]
-
-
-def never() -> PettingZooEnv:
+def never() -> CountingEnv:
     raise AssertionError
 
 
 def test_policies_are_checked_before_a_process_starts() -> None:
     with pytest.raises(TypeError, match=r"policies\['b'\] must be a TensorDictModule"):
         cross_play({"a": None, "b": 3}, never, episodes=1)
-    scenarios = [Scenario("good", never), Scenario("bad", never, ["player_0"], 3)]
+    scenarios = [Scenario("good", never), Scenario("bad", never, ["prey_0"], 3)]
     with pytest.raises(TypeError, match=r"policies\['background_policy'\]") as raised:
         evaluate_scenarios(None, scenarios, episodes=1)
     assert "scenario 'bad'" in raised.value.__notes__[0]
     scenario: Any = Scenario("good", never)
     with pytest.raises(TypeError, match=r"scenarios must be a list: pass \[scenario\]"):
         evaluate_scenarios(None, scenario, episodes=1)
-    for focal in (None, ["player_0", "player_1"]):
-        everybody = Scenario("full", rps, focal=focal, background=Shows(PAPER))
+    for focal in (None, AGENTS):
+        everybody = Scenario("full", CountingEnv, focal=focal, background=Constant(2))
         with pytest.raises(ValueError, match="'full' are focal, so nobody plays with"):
             evaluate_scenarios(None, [everybody], episodes=1)
-    narrow = make_policy(rps)
+    narrow = make_policy(CountingEnv)
     wrong = [
-        Scenario("own", rps, focal=["player_0"], background=Shows(PAPER)),
-        Scenario("other", CountingEnv),
+        Scenario("own", CountingEnv, focal=["prey_0"], background=Constant(2)),
+        Scenario("other", partial(CountingEnv, n_prey=0)),
     ]
     with pytest.raises(Exception, match="The policy reads") as misfit:
         evaluate_scenarios(narrow, wrong, episodes=1)
@@ -431,66 +483,40 @@ def test_wrong_arguments_err_before_a_process_starts(
         evaluate_scenarios(None, [Scenario("a", never)], **options)
 
 
-def test_a_pool_plays_with_its_versions() -> None:
-    net = Shows(ROCK)
+@pytest.mark.parametrize("versions", [1, 2, 11])
+def test_a_pool_plays_with_its_versions(versions: int) -> None:
+    net = Constant(0)
     pool = PolicyPool(net, size=4)
-    with torch.no_grad():
-        net.hand.fill_(PAPER)
-    pool.update()
-    result = cross_play(pool, rps, episodes=1)
-    assert result.names == ("version_0", "version_1")
-    assert (result.means == [[0, -ROUNDS], [ROUNDS, 0]]).all()
-    pool = PolicyPool(net, size=3)
-    pool.add(1)
-    assert cross_play(pool, rps, episodes=1).names == ("version_0", "version_1")
-    pool = PolicyPool(net, size=2)
-    for version in range(1, 11):
-        pool.add(version % 2)
-    names = [f"version_{version}" for version in sorted(pool.versions.tolist())]
-    assert "version_10" in names
-    assert len(names) == 2
-    assert cross_play(pool, rps, episodes=1).names == tuple(names)
-
-
-def test_scenarios_measure_the_focal_players_only() -> None:
-    rock, paper, scissors = Shows(ROCK), Shows(PAPER), Shows(SCISSORS)
-    scenarios = [
-        Scenario("beaten", rps, ["player_1"], paper, reference=(-30, 30)),
-        Scenario("mixed", rps, ["player_0"], {"a": paper, "b": scissors}),
-        Scenario("alone", rps),
+    for version in range(1, versions):
+        with torch.no_grad():
+            net.number.fill_(version % 4)
+        pool.update()
+    newest = range(versions)[-4:]
+    result = cross_play(pool, CountingEnv, episodes=1, seats=lambda *_: ["hunter_1"])
+    assert result.names == tuple(f"version_{version}" for version in newest)
+    expected = [
+        returns_of(len(newest) * row + column, {"hunter_1": version % 4})["hunter_1"]
+        for row, version in enumerate(newest)
+        for column in range(len(newest))
     ]
-    beaten, mixed, rocks_only = evaluate_scenarios(rock, scenarios, episodes=40)
-    assert beaten.returns == [-ROUNDS] * 40
-    assert beaten.score.value == -ROUNDS
-    assert beaten.normalised is not None
-    assert beaten.normalised.value == 0.25
-    assert mixed.normalised is None
-    assert set(mixed.returns) == {-ROUNDS, ROUNDS}
-    assert mixed.score.low < mixed.score.value < mixed.score.high
-    assert rocks_only.returns == [0] * 40
-
-
-def test_a_focal_population_is_sampled_for_each_agent() -> None:
-    population = {"rock": Shows(ROCK), "paper": Shows(PAPER)}
-    scenario = Scenario("one", rps, ["player_0"], Shows(ROCK))
-    (result,) = evaluate_scenarios(population, [scenario], episodes=30)
-    assert set(result.returns) == {0, ROUNDS}
-    repeated = evaluate_scenarios(population, [scenario], episodes=30)[0]
-    assert repeated.returns == result.returns
+    assert result.returns.flatten().tolist() == expected
 
 
 @pytest.mark.parametrize(
     ("scenario", "text"),
     [
-        (Scenario("x", rps, ["walker_0"]), r"must be some of \['player_0', 'player_1'"),
-        (Scenario("x", rps, []), "focal agents of scenario 'x'"),
-        (Scenario("x", rps, "player_0"), "but are 'player_0'"),
-        (Scenario("x", rps, reference=(1, 1)), "reference scores .* are equal"),
+        (
+            Scenario("x", CountingEnv, ["walker_0"]),
+            r"some of \['hunter_0', ",
+        ),
+        (Scenario("x", CountingEnv, []), "focal agents of scenario 'x'"),
+        (Scenario("x", CountingEnv, "prey_0"), "but are 'prey_0'"),
+        (Scenario("x", CountingEnv, reference=(1, 1)), "reference scores .* are equal"),
     ],
 )
 def test_scenarios_are_checked_before_the_first(scenario: Scenario, text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        evaluate_scenarios(Shows(ROCK), [Scenario("good", rps), scenario], episodes=1)
+        evaluate_scenarios(None, [Scenario("good", CountingEnv), scenario], episodes=1)
 
 
 def test_eight_scores_are_averaged_over_the_middle_four() -> None:

@@ -1,7 +1,5 @@
 """Draws pairs of faults and checks that the first one is the one that is reported.
 
-    python tests/faults/fault_pairs.py --pairs 100 --seed 0
-
 A pair is a fault in one process, and a second one: in the close of the same process,
 in the close of another one, in another process a moment later, or a full disk. After
 each pair it checks that
@@ -10,14 +8,11 @@ each pair it checks that
 - it is raised soon, and later uses raise the same error or ``ClosedError``;
 - no process, no forked helper of an environment, and no open file is left.
 
-Full disks are file systems of 1 MiB, which only root can mount. Ray is left out if it
-is not installed. The exit code is 1 if a check failed.
+Full disks are file systems of 1 MiB, which only root can mount.
 """
 
-import argparse
 import contextlib
 import gc
-import importlib.util
 import os
 import random
 import resource
@@ -26,9 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -166,27 +159,28 @@ class Pair:
         )
 
 
-def draw(random_: random.Random) -> Pair:
-    """Return a pair that can be told from its error."""
-    subject = random_.choice([name for name in SUBJECTS if name != "groups"])
-    first = random_.choice([f for f in FIRST if ONLY.get(f, subject) == subject])
-    places = ["same close", "other close", "other step"]
-    location = random_.choice([*places, "full disk"] if subject == "Writer" else places)
+DRAWN: Final = (
+    *("Collector", "MultiSync", "MultiAsync", "ParallelEnv", "groups"),
+    *("Evaluator", "Writer"),
+)
+
+
+def draw(seed: int) -> Pair:
+    """Return the pair of a seed, which can be told from its error."""
+    random_ = random.Random(seed)
+    subject = DRAWN[seed % len(DRAWN)]
     if subject == "Collector":
         # Faults of its only process end the trainer, so only errors are drawn.
-        first, location = (
-            random_.choice(["raise in step", "raise in reset"]),
-            "same close",
-        )
-        return Pair(subject, first, "raise", location, 0)
-    if location == "full disk" and first != "full disk":
-        return Pair(subject, first, "none", location, random_.randrange(2))
+        first = random_.choice(["raise in step", "raise in reset"])
+        return Pair(subject, first, "raise", "same close", 0)
+    first = random_.choice([fault for fault in FIRST if fault not in ONLY])
+    where = random_.choice(["same close", "other close", "other step"])
     if FIRST[first][0].kind == "hang" or first == "stop in step":
         # Before the limit has passed, a hang is no fault that could come first.
-        location = random_.choice(["same close", "other close"])
+        where = random_.choice(["same close", "other close"])
     closes = [*IN_CLOSE, "fork"]
-    second = random_.choice([*LATER_FAULTS] if location == "other step" else closes)
-    return Pair(subject, first, second, location, random_.randrange(2))
+    second = random_.choice([*LATER_FAULTS] if where == "other step" else closes)
+    return Pair(subject, first, second, where, random_.randrange(2))
 
 
 def in_close(pair: Pair, folder: Path) -> Callable[[], None]:
@@ -497,49 +491,3 @@ def prepare() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     MultiSyncCollector(CountingEnv, frames_per_batch=1).shutdown()
     ParallelEnv(1, CountingEnv, preload=OURS).close()
-
-
-def main() -> int:
-    """Check pairs; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--pairs", type=int, default=100, help="how many to draw")
-    parser.add_argument("--seed", type=int, default=0, help="of the first pair")
-    parser.add_argument("--only", choices=SUBJECTS, help="draw this subject only")
-    parser.add_argument("--slack", type=float, default=4.0, help="for a busy machine")
-    options = parser.parse_args()
-    prepare()
-    counts: Counter[str] = Counter()
-    failed = 0
-    with contextlib.ExitStack() as stack:
-        for seed in range(options.seed, options.seed + options.pairs):
-            pair = draw(random.Random(seed))
-            if options.only not in (None, pair.subject) or not possible(pair):
-                continue
-            if pair.subject == "Ray" and not counts["Ray"]:
-                from support.ray_cluster import started
-
-                stack.enter_context(started())
-                # Ray opens files when it is used first, and keeps them.
-                RayCollector(CountingEnv, frames_per_batch=1).shutdown()
-            counts[pair.subject] += 1
-            try:
-                seconds = check(pair, options.slack)
-            except (AssertionError, OSError) as error:
-                failed += 1
-                print(f"{seed} FAILED {pair}: {error}")  # noqa: T201
-                traceback.print_exc()
-            else:
-                print(f"{seed} {pair}: {seconds:.2f} s", flush=True)  # noqa: T201
-    print(f"{counts.total()} pairs, {failed} failed:", dict(counts))  # noqa: T201
-    return 1 if failed else 0
-
-
-def possible(pair: Pair) -> bool:
-    """Return whether this machine can have the faults of a pair."""
-    if pair.subject == "Ray":
-        return importlib.util.find_spec("ray") is not None
-    return not needs_a_disk(pair) or os.geteuid() == 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -185,20 +185,6 @@ def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_collector_in_this_process_gives_its_state_after_shutdown() -> None:
-    options: Any = {"frames_per_batch": 10, "seed": 3, "max_frames_per_traj": 1000}
-    policy = make_policy(CountingEnv, num_cells=(4,))
-    with Collector(CountingEnv, policy, **options) as collector:
-        collector.next()
-    state = collector.state_dict()
-    with Collector(CountingEnv, policy, **options) as local_collector:
-        local_collector.next()
-        expected = local_collector.next()
-    with Collector(CountingEnv, policy, **options) as resumed:
-        resumed.load_state_dict(state)
-        assert (resumed.next() == expected).all()
-
-
 def test_a_collector_interrupted_within_a_batch_has_no_state() -> None:
     collector = Collector(faulty(interrupt, at=14), frames_per_batch=10)
     collector.next()

@@ -13,14 +13,21 @@ import pytest
 from gymnasium import spaces
 from support.scripts import run_python, start_python
 
+from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.files.atomic import write_atomically
-from marl_collect.files.description_json import space_from_json, space_to_json
+from marl_collect.files.description_json import (
+    environment_from_json,
+    environment_to_json,
+    space_from_json,
+    space_to_json,
+)
 from marl_collect.files.folders import completed
 from marl_collect.files.locks import FolderLock
 
 MANY = """
 import sys
 from pathlib import Path
+from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.files.atomic import write_atomically
 
 for _ in range(100):
@@ -30,6 +37,7 @@ for _ in range(100):
 STOPPED = """
 import os, sys
 from pathlib import Path
+from marl_collect.core.description import EnvDescription, GroupDescription
 from marl_collect.files.atomic import write_atomically
 
 sync = os.fsync
@@ -272,7 +280,7 @@ def test_a_lock_is_not_made_through_a_link(tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
-SPACES = [
+SPACES: list[Any] = [
     spaces.Box(-np.inf, np.inf, (31,), np.float32),
     spaces.Box(0, 255, (4, 5, 3), np.uint8),
     spaces.Box(
@@ -285,6 +293,9 @@ SPACES = [
     spaces.Discrete(5),
     spaces.Discrete(3, start=-1),
     spaces.MultiDiscrete([2, 3]),
+    spaces.MultiDiscrete(np.array([[2, 3], [4, 5]]), start=np.array([[0, 1], [2, -3]])),
+    spaces.MultiDiscrete(np.array([2, 3]), np.dtype(np.int32)),
+    spaces.Discrete(3, start=2, dtype=np.int32),
     spaces.MultiBinary([2, 2]),
     spaces.Dict(
         b=spaces.Discrete(2), a=spaces.Tuple([spaces.Discrete(3), spaces.Box(0, 1)])
@@ -292,10 +303,27 @@ SPACES = [
 ]
 
 
-@pytest.mark.parametrize("space", SPACES, ids=str)
-def test_a_space_survives_the_round_trip(space: spaces.Space[Any]) -> None:
-    text = json.dumps(space_to_json(space), allow_nan=False)
-    assert space_from_json(json.loads(text)) == space
+def test_a_description_survives_the_round_trip() -> None:
+    groups = {
+        f"group_{k}": GroupDescription(
+            agents=tuple(f"agent_{k}_{row}" for row in range(k)),
+            observation=space,
+            action=SPACES[-1 - k] if k % 3 else spaces.Discrete(2),
+            categorical_actions=k % 3 > 0,
+            action_mask=k % 3 == 0,
+            mask=k % 2 == 0,
+            info={"speed": (k, 2), "luck": ()} if k % 4 else {},
+            episode_reward=k % 4 < 2,
+        )
+        for k, space in enumerate(SPACES)
+    }
+    root = {"state": SPACES[0], "map": SPACES[-1]}
+    for k, limit in enumerate([None, 7]):
+        described = EnvDescription(
+            "drawn", groups, root, done_on_any=k == 0, repeats=k == 1, time_limit=limit
+        )
+        text = json.dumps(environment_to_json(described), allow_nan=False)
+        assert environment_from_json(json.loads(text)) == described
 
 
 def test_the_bounds_of_an_image_are_written_once() -> None:

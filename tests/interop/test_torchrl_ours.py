@@ -11,18 +11,16 @@ import torch
 
 pytest.importorskip("torchrl")
 
+from drawn_envs import Drawn, Shape
 from gymnasium import spaces
 from support.far_device import FAR, pinned_for_far
 from support.worlds import CountingWorlds
-from tensordict import TensorDict
 from torchrl.data import (
     Binary,
     Bounded,
     Categorical,
-    Composite,
     MultiCategorical,
     OneHot,
-    Unbounded,
 )
 from torchrl.envs import EnvBase, StepCounter, TransformedEnv, check_env_specs
 from workloads.counting import CountingEnv
@@ -157,12 +155,15 @@ def test_spaces_are_converted_to_matching_specs() -> None:
         (spaces.Discrete(4), Categorical),
         (spaces.MultiDiscrete([2, 3]), MultiCategorical),
         (spaces.MultiBinary(3), Binary),
-        (spaces.Box(-1, 1, (2,), np.float32), Bounded),
+        (spaces.Box(0.5, 1, (2,), np.float32), Bounded),
     ],
 )
 def test_actions_have_the_spec_of_their_space(action: Any, kind: Any) -> None:
     description = _description(spaces.Box(-1, 1, (2,)), action)
-    assert isinstance(action_spec(description, ())["g", "action"], kind)
+    spec = action_spec(description, ())["g", "action"]
+    assert isinstance(spec, kind)
+    # Other than observations, which are zeros for an absent agent.
+    assert isinstance(action, spaces.Box) != spec.is_in(torch.zeros_like(spec.rand()))
     env = CountingEnv(categorical_actions=False)
     spec = action_spec(env.description, ())["hunter", "action"]
     assert isinstance(spec, OneHot)
@@ -214,79 +215,13 @@ def test_rendering_and_attributes_reach_the_inner_environment() -> None:
         blind.render()
 
 
-class Lights(EnvBase):
-    """Two agents, each with two observations, an action mask and an info."""
-
-    def __init__(self, worlds: tuple[int, ...], device: torch.device) -> None:
-        super().__init__(device=device, batch_size=worlds)
-        agents = (*worlds, 2)
-        self.observation_spec = Composite(
-            agents=Composite(
-                lamp=Unbounded((*agents, 3)),
-                picture=Unbounded((*agents, 2, 2), dtype=torch.uint8),
-                action_mask=Binary(shape=(*agents, 4), dtype=torch.bool),
-                info=Composite(luck=Unbounded(agents), shape=agents),
-                shape=agents,
-            ),
-            state=Unbounded((*worlds, 2), dtype=torch.float64),
-            shape=worlds,
-        ).to(device)
-        choices = Composite(action=Categorical(4, agents), shape=agents)
-        self.action_spec = Composite(agents=choices, shape=worlds).to(device)
-        reward = Composite(reward=Unbounded((*agents, 1)), shape=agents)
-        self.reward_spec = Composite(agents=reward, shape=worlds).to(device)
-        flag = Categorical(2, (*worlds, 1), dtype=torch.bool).to(device)
-        self.done_spec = Composite(done=flag, shape=worlds, device=device)
-        self.number = torch.zeros(agents, dtype=torch.int64, device=device)
-        self.steps = torch.zeros((*worlds, 1), dtype=torch.int64, device=device)
-
-    def _set_seed(self, seed: int) -> None:
-        self.seed = seed % 1009
-
-    def _look(self, **entries: Any) -> Any:
-        number = self.number
-        lamp = torch.stack([number, number % 7, number % 3], -1) / 16
-        picture = (number[..., None, None] % 200).expand(*number.shape, 2, 2)
-        choices = torch.arange(4, device=self.device)
-        agents = TensorDict(
-            lamp=lamp,
-            picture=picture.to(torch.uint8),
-            action_mask=(number % 4)[..., None] >= choices,
-            info=TensorDict(luck=number / 8, batch_size=number.shape),
-            batch_size=number.shape,
-        )
-        if "reward" in entries:
-            agents["reward"] = entries["reward"]
-        state = torch.cat([self.steps, number.sum(-1, keepdim=True)], -1).double()
-        done = self.steps >= 3 + self.number[..., :1] % 3
-        td = TensorDict(agents=agents, state=state, done=done, terminated=done)
-        td.batch_size = self.batch_size
-        return td.to(self.device)
-
-    def _reset(self, tensordict: Any = None, **kwargs: Any) -> Any:
-        due = torch.ones_like(self.steps, dtype=torch.bool)
-        if tensordict is not None and "_reset" in tensordict.keys():
-            due = tensordict["_reset"].reshape(self.steps.shape)
-        offset = torch.arange(self.number.numel(), device=self.device)
-        new = (self.seed + 31 * offset.reshape(self.number.shape)) % 1009
-        self.number = torch.where(due, new, self.number)
-        self.steps = torch.where(due, 0, self.steps)
-        return self._look()
-
-    def _step(self, tensordict: Any) -> Any:
-        action = tensordict["agents", "action"]
-        self.number = (31 * self.number + action + action.sum(-1, keepdim=True)) % 1009
-        self.steps = self.steps + 1
-        return self._look(reward=self.number[..., None] / 4)
-
-
 @pytest.mark.parametrize("worlds", [(), (3,)])
 def test_a_call_is_one_pinned_copy_each_way(
     monkeypatch: pytest.MonkeyPatch, worlds: tuple[int, ...]
 ) -> None:
     keywords: Any = {"frames_per_batch": 24, "seed": 5}
-    cpu = torch.device("cpu")
-    with Collector(lambda: TorchRLWrapper(Lights(worlds, cpu)), **keywords) as one:
+    shape = Shape(worlds)
+    with Collector(lambda: TorchRLWrapper(Drawn(shape)), **keywords) as one:
         expected = [one.next().clone() for _ in range(3)]
     calls = 0
 
@@ -299,10 +234,10 @@ def test_a_call_is_one_pinned_copy_each_way(
         return call
 
     monkeypatch.setattr(EnvBase, "reset", counted(EnvBase.reset))
-    monkeypatch.setattr(Lights, "_step", counted(Lights._step))
+    monkeypatch.setattr(Drawn, "_step", counted(Drawn._step))
     with (
         pinned_for_far(monkeypatch) as far,
-        Collector(lambda: TorchRLWrapper(Lights(worlds, FAR)), **keywords) as two,
+        Collector(lambda: TorchRLWrapper(Drawn(shape, FAR)), **keywords) as two,
     ):
         for batch in expected:
             calls = 0

@@ -1,21 +1,20 @@
 """TorchRL's environments as ours, and its loss of QMIX with our batches."""
 
+import math
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
 pytest.importorskip("torchrl")
 
+from drawn_envs import FLAGS, Drawn, Shape
 from gymnasium import spaces
 from support.torch_worlds import random_batch
-from tensordict import TensorDict
 from torchrl.data import (
-    Binary,
     Bounded,
     Categorical,
     Composite,
@@ -25,7 +24,7 @@ from torchrl.data import (
     Unbounded,
 )
 from torchrl.envs import (
-    EnvBase,
+    InitTracker,
     PendulumEnv,
     RewardSum,
     SerialEnv,
@@ -38,150 +37,192 @@ from torchrl.objectives import SoftUpdate
 from torchrl.objectives.multiagent import QMixerLoss
 from workloads.counting import CountingEnv
 
-from marl_collect import Collector, ParallelEnv, check_env
+from marl_collect import Collector, check_env
 from marl_collect.core.seeding import episode_seed
+from marl_collect.core.tensordicts import key_path
 from marl_collect.interop.torchrl import TorchRLWrapper, to_torchrl
 from marl_collect.interop.torchrl_specs import space_of
 from marl_collect.models import MultiAgentMLP, QMixer
 
+SINGLE = Shape(groups={"agents": 1}, single=True)
+SEEN = {"none": [], "one": ["lamp"], "several": ["lamp", "picture", "wide"]}
 
-class LampsEnv(EnvBase):
-    """Two agents with lamps, whose states come from torch's global generator.
 
-    Agent ``i`` is done after ``i + 3`` steps but still has observations and rewards.
+class Loop:
+    """Steps worlds as TorchRL does, and says what our batches have of them.
+
+    Attributes:
+        flags: of each agent, ``[K, n]`` by group and name.
+        root: what the next frame has at its root.
     """
 
-    def __init__(self, *, shared: bool = False) -> None:
-        super().__init__()
-        self.shared = shared
-        lamp = Unbounded((2, 3))
-        mask = Binary(shape=(2, 4), dtype=torch.bool)
-        agents = Composite(lamp=lamp, action_mask=mask, shape=(2,))
-        self.observation_spec = Composite(agents=agents, clock=Bounded(0, 9, (1,)))
-        self.action_spec = Composite(
-            agents=Composite(action=Categorical(4, (2,)), shape=(2,))
-        )
-        flag = Composite(done=Categorical(2, (2, 1), dtype=torch.bool), shape=(2,))
-        reward = Unbounded((1,)) if shared else Unbounded((2, 1))
-        self.reward_spec = (
-            Composite(reward=reward)
-            if shared
-            else Composite(agents=Composite(reward=reward, shape=(2,)))
-        )
-        self.done_spec = Composite(
-            agents=flag, done=Categorical(2, (1,), dtype=torch.bool)
-        )
-
-    def _set_seed(self, seed: int) -> None:
-        """Do nothing: all random numbers come from torch's global generator."""
-
-    def _frame(self) -> Any:
-        legal = torch.ones(2, 4, dtype=torch.bool)
-        done = self.steps >= torch.tensor([[3], [4]])
-        legal[~done[:, 0], self.steps % 4] = False
-        out = TensorDict(clock=torch.tensor([float(self.steps)]), done=done.all(0))
-        agents = TensorDict(
-            lamp=torch.rand(2, 3), action_mask=legal, done=done, batch_size=[2]
-        )
-        return out.set("agents", agents)
-
-    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> Any:
-        self.steps = 0
-        return self._frame()
-
-    def _step(self, tensordict: TensorDictBase) -> Any:
-        action = tensordict["agents", "action"]
-        assert tensordict["agents", "action_mask"].gather(-1, action[:, None]).all()
-        self.steps += 1
-        frame = self._frame()
-        reward = action[:, None].float() + 1
-        if self.shared:
-            return frame.set("reward", reward.sum(0))
-        return frame.set(("agents", "reward"), reward)
-
-
-class RootEndsEnv(LampsEnv):
-    """The root is terminated after three steps; the agents' own flags stay False."""
-
-    def _frame(self) -> Any:
-        frame = super()._frame()
-        for flag in ("done", "terminated"):
-            frame["agents", flag] = torch.zeros(2, 1, dtype=torch.bool)
-            frame[flag] = torch.tensor([self.steps >= 3])
-        return frame
-
-
-class Counts(EnvBase):
-    """Counts steps in its rewards, wherever they are, and ends after five."""
-
-    difficulty = 7
-
-    def __init__(self, *, action: Any, observation: Any, **specs: Any) -> None:
-        super().__init__()
-        self.action_spec = action
-        self.observation_spec = observation
-        self.reward_spec = specs.get("reward", Unbounded((1,)))
-        if "done" in specs:
-            self.full_done_spec = specs["done"]
-
-    def hello(self, name: str) -> str:
-        return f"hello {name}"
-
-    def _set_seed(self, seed: int) -> None:
-        """Do nothing: nothing is random."""
-
-    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> Any:
-        self.steps = 0
-        return self.observation_spec.zero().update(self.full_done_spec.zero())
-
-    def _step(self, tensordict: TensorDictBase) -> Any:
-        for key in self.action_keys:
-            assert self.full_action_spec[key].is_in(tensordict[key])
-        self.steps += 1
-        rewards = self.full_reward_spec.zero().apply(lambda zero: zero + self.steps)
-        flags = self.full_done_spec.zero().named_apply(
-            lambda name, zero: zero + (self.steps == 5 and name != "truncated")
-        )
-        return self.observation_spec.zero().update(rewards).update(flags)
-
-
-def one_agent(
-    flags: Any = (), dtype: Any = torch.bool, rewards: Any = (("team", "gain"),)
-) -> Counts:
-    """Return an environment whose reward and flags have other keys and dtypes."""
-    flag = Unbounded((1,), dtype=dtype)
-    if dtype == torch.bool:
-        flag = Categorical(2, (1,), dtype=dtype)
-    names = ("done", "terminated", "truncated")
-    return Counts(
-        action=Bounded(-1, 1, (2,)),
-        observation=Composite(seen=Unbounded((3,))),
-        reward=Composite({key: Unbounded((1,)) for key in rewards}),
-        done=Composite({(*flags, name): flag.clone() for name in names}),
-    )
-
-
-def two_agents(**nested: bool) -> Counts:
-    """Return an environment whose entries are each at the root, or in a group."""
-    specs: dict[str, Any] = {
-        "action": lambda agents: Categorical(4, agents),
-        "observation": lambda agents: Unbounded((*agents, 3)),
-        "reward": lambda agents: Unbounded((*agents, 1)),
-        "done": lambda agents: Categorical(2, (*agents, 1), dtype=torch.bool),
-    }
-    return Counts(
-        **{
-            name: Composite(agents=Composite({name: spec((2,))}, shape=(2,)))
-            if nested.get(name)
-            else Composite({name: spec(())})
-            for name, spec in specs.items()
+    def __init__(self, shape: Shape, seed: int) -> None:
+        self.shape, self.seed, self.env = shape, seed, Drawn(shape)
+        self.worlds = math.prod(shape.worlds)
+        self.episodes = [0] * self.worlds
+        self.flags = {
+            name: {flag: np.zeros((self.worlds, n), np.bool_) for flag in FLAGS}
+            for name, n in shape.groups.items()
         }
-    )
+        self.begin(np.ones(self.worlds, np.bool_))
+        self.root = self.observed(self.now)
+
+    def begin(self, over: Any) -> None:
+        """Begin episodes, with the seed of the first of these worlds."""
+        world = int(over.argmax())
+        number = episode_seed(self.seed, world, self.episodes[world])
+        torch.manual_seed(number)
+        self.env.set_seed(number)
+        if over.all():
+            self.now = self.env.reset()
+        else:
+            for key in self.env.reset_keys:
+                prefix = key[:-1] if isinstance(key, tuple) else ()
+                flag = self.env.full_done_spec[*prefix, "done"]
+                mask = torch.from_numpy(over).reshape(-1, *[1] * (flag.ndim - 1))
+                self.now.set(key, mask.expand(flag.shape))
+            self.now = self.env.reset(self.now).exclude(*self.env.reset_keys)
+        for flags in self.flags.values():
+            for flag in flags.values():
+                flag[over] = False
+
+    def entry(self, td: Any, name: str, *key: str) -> Any:
+        """Return a group's entry, ``[K, n, ...]``, or None."""
+        prefix = () if self.shape.single else (name,)
+        value = td.get((*prefix, *key), None)
+        if value is None:
+            return None
+        inner = value.shape[len(self.shape.worlds) + len(prefix) :]
+        return np.array(value).reshape(self.worlds, self.shape.groups[name], *inner)
+
+    def of_world(self, td: Any, key: str) -> Any:
+        """Return an entry of the worlds, ``[K, 1]``, or None."""
+        value = td.get(("team", key) if self.shape.team else key, None)
+        return None if value is None else value.numpy().reshape(self.worlds, 1)
+
+    def observed(self, td: Any, dead: Any = None) -> dict[Any, Any]:
+        """Return what a batch has of a frame, in which ``dead`` were so before it."""
+        shape, out = self.shape, {}
+        for name in shape.groups:
+            names = SEEN[shape.seen] + ["state"] * shape.single
+            for seen in names:
+                key = (name, "observation", *([seen] if len(names) > 1 else []))
+                out[key] = self.entry(td, name, seen)
+            if shape.info:
+                out[name, "info", "luck"] = self.entry(td, name, "info", "luck")
+            for key in out if dead else ():
+                if key[0] == name:
+                    out[key][dead[name]] = 0
+            acts = ~self.flags[name]["done"]
+            if shape.waits:
+                acts &= self.entry(td, name, "mask")
+            out[name, "mask"] = acts
+            if shape.legal:
+                legal = self.entry(td, name, "action_mask")
+                out[name, "action_mask"] = legal | ~acts[..., None]
+            for flag in FLAGS:
+                out[name, flag] = self.flags[name][flag][..., None].copy()
+        if not shape.single:
+            out["state",] = np.array(td["state"]).reshape(self.worlds, 2)
+        return out
+
+    def reward(self, td: Any, name: str) -> Any:
+        """Return a group's rewards, ``[K, n, 1]``."""
+        reward = self.entry(td, name, "reward")
+        if reward is None:
+            gain = self.of_world(td, "gain" if self.shape.team else "reward")
+            reward = gain[:, None].repeat(self.shape.groups[name], 1)
+        return reward
+
+    def end(self, td: Any) -> None:
+        """Set the flags of agents; those that are alive get those of the world."""
+        of_world = complete(partial(self.of_world, td))
+        for name, flags in self.flags.items():
+            own = complete(partial(self.entry, td, name))
+            for ends in ([] if self.shape.single else [own]) + [of_world]:
+                alive = ~flags["done"]
+                for flag in FLAGS if ends is not None else ():
+                    flags[flag] |= alive & ends[flag].reshape(self.worlds, -1)
+
+    def step(self, frame: Any) -> dict[Any, Any]:
+        """Step with the actions of a batch's frame, and return what is ``next``."""
+        for name in self.shape.groups:
+            key: Any = "action" if self.shape.single else (name, "action")
+            spec = self.env.full_action_spec[key]
+            action = frame[name, "action"].to(spec.dtype)
+            self.now.set(key, action.reshape(spec.shape))
+        stepped = self.env.step(self.now)
+        self.now = self.env.step_mdp(stepped)
+        td = stepped["next"]
+        before = {name: flags["done"].copy() for name, flags in self.flags.items()}
+        self.end(td)
+        out = self.observed(td, before)
+        for name in self.shape.groups:
+            reward = self.reward(td, name)
+            out[name, "reward"] = np.where(before[name][..., None], 0, reward)
+            if self.shape.summed:
+                out[name, "episode_reward"] = self.entry(td, name, "episode_reward")
+        done, terminated = (
+            np.concatenate([flags[flag] for flags in self.flags.values()], 1).all(1)
+            for flag in FLAGS[:2]
+        )
+        ends = {"done": done, "terminated": terminated, "truncated": done & ~terminated}
+        out |= {(flag,): values[:, None] for flag, values in ends.items()}
+        self.root = {key: out[key] for key in self.root}
+        if done.any():
+            for world in np.flatnonzero(done):
+                self.episodes[world] += 1
+            self.begin(done)
+            for key, first in self.observed(self.now).items():
+                over = done.reshape(-1, *[1] * (first.ndim - 1))
+                self.root[key] = np.where(over, first, self.root[key])
+        return out
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_multi_agent_environment_passes_check_env(shared: bool) -> None:
-    check_env(lambda: TorchRLWrapper(LampsEnv(shared=shared)))
+def complete(get: Any) -> dict[str, Any] | None:
+    """Return three flags of those that are there; None if there is none."""
+    given = {flag: get(flag) for flag in FLAGS}
+    if given["done"] is None:
+        return None
+    flags = {flag: value != 0 for flag, value in given.items() if value is not None}
+    done = flags["done"]
+    if "truncated" not in flags:
+        flags["truncated"] = done & ~flags.get("terminated", done)
+    flags.setdefault("terminated", done & ~flags["truncated"])
+    return flags
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_batches_equal_a_loop_over_torchrls_environment(seed: int) -> None:
+    shape = Shape.draw(seed)
+
+    def make() -> Any:
+        return TorchRLWrapper(Drawn(shape))
+
+    batch = random_batch(make, 25 * math.prod(shape.worlds), seed=seed)
+    loop = Loop(shape, seed)
+    for frame in batch.unbind(1):
+        expected = dict(loop.root)
+        expected |= {("next", *key): value for key, value in loop.step(frame).items()}
+        for key, value in expected.items():
+            actual = frame[key].numpy()
+            assert actual.dtype == value.dtype, key
+            np.testing.assert_array_equal(actual, value, err_msg=str(key))
+        for name in shape.groups if shape.legal else ():
+            action = frame[name, "action"]
+            index = action.argmax(-1) if action.ndim == 3 else action
+            assert frame[name, "action_mask"].gather(-1, index[..., None]).all()
+    keys: Any = batch.keys(include_nested=True, leaves_only=True)
+    further: set[Any] = {(name, "action") for name in shape.groups}
+    further |= {("collector", "traj_ids"), *((flag,) for flag in FLAGS)}
+    assert set(map(key_path, keys)) == expected.keys() | further
+    assert sum(loop.episodes) > 2 * len(loop.episodes)
+    if not shape.worlds and shape.seen != "none":
+        check_env(make)
+
+
+def test_a_batch_of_environments_passes_check_env() -> None:
+    check_env(lambda: TorchRLWrapper(SerialEnv(2, lambda: Drawn(Shape()))))
 
 
 @pytest.mark.parametrize(
@@ -221,24 +262,6 @@ def test_a_single_agent_environment_is_a_group_of_one() -> None:
     assert set(frames["agents", "observation"].keys()) >= {"th", "thdot"}
 
 
-@pytest.mark.parametrize(
-    ("action", "space"),
-    [
-        (Categorical(3), spaces.Discrete(3)),
-        (Binary(4), spaces.MultiBinary((4,))),
-        (Bounded(-2, 3, (2,)), spaces.Box(-2, 3, (2,))),
-    ],
-)
-def test_actions_are_passed_in_the_form_of_the_spec(action: Any, space: Any) -> None:
-    seen = Composite(x=Unbounded((2,)), on=Binary(2))
-    env = TorchRLWrapper(Counts(action=action, observation=seen))
-    frames = env.rollout(9)
-    assert frames["next", "terminated"].sum() == 1
-    assert len(frames) == 5
-    assert env.description.groups["agents"].action == space
-    assert frames["agents", "observation"].shape == (5, 1)
-
-
 def test_an_agent_that_comes_back_acts_again() -> None:
     pytest.importorskip("pettingzoo")
     from support.zoo import Script, ScriptedEnv
@@ -258,76 +281,14 @@ def test_an_agent_that_comes_back_acts_again() -> None:
     assert after["reward"][:, 1, 0].tolist() == [11, 0, 0, 14, 15]
 
 
-def test_agents_get_the_flags_of_the_root_alone_and_in_a_batch() -> None:
-    alone = TorchRLWrapper(RootEndsEnv()).rollout(9)["next"]
-    assert len(alone) == 3
-    batch = lambda: TorchRLWrapper(SerialEnv(2, RootEndsEnv))  # noqa: E731
-    together = random_batch(batch, 6)["next"]
-    for flag, last in (("done", True), ("terminated", True), ("truncated", False)):
-        for key in (flag, ("agents", flag)):
-            assert (alone[key][-1] == last).all(), key
-            for world in together:
-                assert torch.equal(world[key], alone[key]), key
-
-
-def test_every_agent_gets_a_reward_at_the_root() -> None:
-    frames = TorchRLWrapper(LampsEnv(shared=True)).rollout(9)
-    rewards = frames["next", "agents", "reward"][:3]
-    assert torch.equal(rewards[:, 0], rewards[:, 1])
-    expected = frames["agents", "action"][:3].sum(-1, keepdim=True).float() + 2
-    assert torch.equal(rewards[:, 0], expected)
-
-
-def test_the_policys_random_numbers_are_not_consumed() -> None:
-    env = TorchRLWrapper(LampsEnv())
-    env.set_seed(1)
-    torch.manual_seed(0)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
-    actions = env.reset().get(("agents", "action_mask")).long().argmax(-1)
-    env.step(TensorDict(agents=TensorDict(action=actions, batch_size=[2])))
-    assert torch.equal(torch.rand(3), expected)
-
-
-@pytest.mark.processes
-def test_collectors_and_parallel_env_step_it() -> None:
-    def one() -> Any:
-        return TorchRLWrapper(LampsEnv())
-
-    assert random_batch(one, 24).shape == (1, 24)
-    frames = random_batch(partial(ParallelEnv, 2, one), 24)
-    assert frames.shape == (2, 12)
-    assert frames["next", "done"].sum() == 6
-    lamps = frames["agents", "observation"]
-    assert not torch.equal(lamps[0], lamps[1])
-    assert not torch.equal(lamps[:, 1], lamps[:, 2])  # Each step draws.
-
-
 def test_an_environment_without_repeats_is_not_seeded() -> None:
-    class Unseedable(LampsEnv):
-        def _set_seed(self, seed: int) -> None:
+    class Unseedable(Drawn):
+        def _set_seed(self, seed: int | None) -> None:
             raise NotImplementedError("no seeds here")
 
-    check_env(lambda: TorchRLWrapper(Unseedable(), repeats=False))
+    check_env(lambda: TorchRLWrapper(Unseedable(Shape()), repeats=False))
     with pytest.raises(NotImplementedError, match="no seeds here"):
-        TorchRLWrapper(Unseedable()).reset()
-
-
-def test_worlds_of_a_batch_end_alone_and_pass_check_env() -> None:
-    def make() -> Any:
-        return TorchRLWrapper(SerialEnv(2, LampsEnv))
-
-    check_env(make)
-    frames = random_batch(make, 24)
-    assert frames.shape == (2, 12)
-    after = frames["next", "agents"]
-    lived = (after["reward"] > 0).sum(1).flatten().tolist()
-    assert lived == [9, 12, 9, 12]  # The first agent dies a step before the world.
-    assert after["done"][:, :, 1].sum() == 6
-    is_first = frames["clock"][:, :, 0] == 0
-    assert is_first.nonzero()[:, 1].tolist() == [0, 4, 8] * 2
-    description = TorchRLWrapper(LampsEnv()).description
-    assert make().description.row() == description.row()
+        TorchRLWrapper(Unseedable(Shape())).reset()
 
 
 @pytest.mark.parametrize(
@@ -387,71 +348,41 @@ def test_a_space_has_the_values_of_every_agent() -> None:
 
 
 def test_close_closes_the_inner_environment() -> None:
-    torchrl_env = LampsEnv()
+    torchrl_env = Drawn(Shape())
     env = TorchRLWrapper(torchrl_env)
     env.close()
     env.close()
     assert torchrl_env.is_closed
 
 
-@pytest.mark.parametrize("flags", [(), ("team",)])
-@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int64])
-def test_rewards_and_flags_of_one_agent_may_be_numbers(flags: Any, dtype: Any) -> None:
-    after = random_batch(lambda: TorchRLWrapper(one_agent(flags, dtype)), 7)["next"]
-    assert after["agents", "reward"].flatten().tolist() == [1, 2, 3, 4, 5, 1, 2]
-    over = [False] * 4 + [True] + [False] * 2
-    assert after["done"].flatten().tolist() == over
-    assert after["agents", "terminated"].flatten().tolist() == over
-
-
 @pytest.mark.parametrize("wrap", [lambda e: e, TransformedEnv])
 def test_attributes_of_the_environment_inside_are_forwarded(wrap: Any) -> None:
     with Collector(
-        lambda: TorchRLWrapper(wrap(one_agent())), frames_per_batch=7
+        lambda: TorchRLWrapper(wrap(Drawn(SINGLE))), frames_per_batch=7
     ) as collector:
         assert collector.getattr_env("difficulty") == [7]
         with pytest.raises(AttributeError, match="inside.*an attribute 'easiness'"):
             collector.getattr_env("easiness")
-    env = TorchRLWrapper(wrap(one_agent()))
+    env = TorchRLWrapper(wrap(Drawn(SINGLE)))
     assert env.hello("you") == "hello you"
     with pytest.raises(AttributeError, match="it has observation_space"):
         env.observation_spec  # noqa: B018 - is refused with advice
 
 
-def test_the_sum_of_rewards_keeps_its_key() -> None:
-    def make() -> Any:
-        sums = RewardSum(in_keys=[("agents", "reward")], reset_keys=["_reset"])
-        return TorchRLWrapper(TransformedEnv(LampsEnv(), sums))
-
-    check_env(make)
-    env = make()
-    assert env.description.groups["agents"].episode_reward
-    batch = env.rollout(3)
-    rewards = batch["next", "agents", "reward"]
-    sums = batch["next", "agents", "episode_reward"]
-    torch.testing.assert_close(sums, rewards.cumsum(0))
-    assert batch["agents", "observation"].shape == (3, 2, 3)
+def altered(**specs: Any) -> Drawn:
+    """Return an environment of one agent with other specs."""
+    env = Drawn(SINGLE)
+    for name, spec in specs.items():
+        setattr(env, name, spec)
+    return env
 
 
-@pytest.mark.parametrize("observation", [False, True])
-@pytest.mark.parametrize("reward", [False, True])
-@pytest.mark.parametrize("done", [False, True])
-def test_roots_and_groups_may_mix(observation: bool, reward: bool, done: bool) -> None:
-    places = {"observation": observation, "reward": reward, "done": done}
-    env = TorchRLWrapper(two_agents(action=True, **places))
-    batch = env.rollout(10)["next"]
-    assert batch["agents", "reward"].flatten().tolist() == [
-        *(1, 1, 2, 2, 3, 3, 4, 4, 5, 5)
-    ]
-    assert batch["done"].flatten().tolist() == [False] * 4 + [True]
+def of_two(name: str, spec: Any) -> Composite:
+    return Composite(agents=Composite({name: spec}, shape=(2,)))
 
 
-@pytest.mark.parametrize("nested", ["reward", "done"])
-def test_an_action_at_the_root_of_two_agents_is_refused(nested: str) -> None:
-    env = two_agents(**{nested: True})
-    words = rf"\('agents', '{nested}'\) of group 'agents' has the shape \[2, 1\]"
-    with pytest.raises(TypeError, match=words):
-        TorchRLWrapper(env)
+FLAG = Categorical(2, (2, 1), dtype=torch.bool)
+OF_TWO = r"\('agents', '{}'\) of group 'agents' has the shape \[2, 1\]"
 
 
 @pytest.mark.parametrize(
@@ -459,21 +390,32 @@ def test_an_action_at_the_root_of_two_agents_is_refused(nested: str) -> None:
     [
         (CountingEnv, TypeError, "expects an environment of TorchRL"),
         (
-            lambda: SerialEnv(2, lambda: SerialEnv(3, LampsEnv)),
+            lambda: SerialEnv(2, lambda: SerialEnv(3, lambda: Drawn(Shape()))),
             ValueError,
             r"at most one batch dimension.*\[2, 3\]",
         ),
         (
-            lambda: Counts(
-                action=MultiOneHot([2, 3]), observation=Composite(x=Unbounded((2,)))
-            ),
+            lambda: altered(action_spec=MultiOneHot([2, 3])),
             TypeError,
             "agents/action has the spec MultiOneHot",
         ),
         (
-            lambda: one_agent(rewards=(("team", "gain"), ("team", "loss"))),
+            lambda: altered(
+                reward_spec=Composite(gain=Unbounded((1,)), loss=Unbounded((1,)))
+            ),
             TypeError,
             "reward of group 'agents' is ambiguous",
+        ),
+        # An action at the root, of two agents.
+        (
+            lambda: altered(reward_spec=of_two("reward", Unbounded((2, 1)))),
+            TypeError,
+            OF_TWO.format("reward"),
+        ),
+        (
+            lambda: altered(full_done_spec=of_two("done", FLAG)),
+            TypeError,
+            OF_TWO.format("done"),
         ),
     ],
 )
@@ -486,8 +428,8 @@ def test_what_cannot_be_wrapped_is_refused_by_name(
 
 
 def test_an_instance_instead_of_a_factory_is_refused_with_the_factory() -> None:
-    with pytest.raises(TypeError, match=r"`lambda: TorchRLWrapper\(LampsEnv\(...\)\)`"):
-        Collector(LampsEnv(), frames_per_batch=4)
+    with pytest.raises(TypeError, match=r"`lambda: TorchRLWrapper\(Drawn\(...\)\)`"):
+        Collector(Drawn(Shape()), frames_per_batch=4)
 
 
 def test_a_factory_of_a_torchrl_environment_is_shown_the_wrapper() -> None:
@@ -503,6 +445,24 @@ OBSERVATION, ACTION, VALUES, CHOSEN = (
     ("hunter", name)
     for name in ("observation", "action", "action_value", "chosen_action_value")
 )
+
+
+@pytest.mark.parametrize("transforms", [[], [InitTracker]])
+def test_a_policy_reads_is_init_as_a_mask(transforms: list[Any]) -> None:
+    def make() -> Any:
+        inner = to_torchrl(HUNTERS())
+        return TorchRLWrapper(TransformedEnv(inner, *(kind() for kind in transforms)))
+
+    policy = TensorDictModule(
+        lambda begins: (~begins).long().expand(-1, 2), ["is_init"], [ACTION]
+    )
+    with Collector(make, policy, frames_per_batch=9, max_frames_per_traj=3) as running:
+        batch = running.next()
+    begins = torch.arange(9) % 3 == 0
+    assert batch["is_init"].dtype == batch["next", "is_init"].dtype == torch.bool
+    assert (batch["is_init"][0, :, 0] == begins).all()
+    assert not batch["next", "is_init"].any()
+    assert (batch[ACTION][0] == (~begins)[:, None]).all()
 
 
 @pytest.mark.processes

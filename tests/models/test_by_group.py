@@ -1,6 +1,6 @@
 """Groups may have any name, also one that modules have or that has a dot."""
 
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,29 +26,27 @@ def describe(*names: str) -> EnvDescription:
     return EnvDescription("named", dict.fromkeys(names, group))
 
 
-def test_there_are_names_to_try() -> None:
+def test_groups_of_any_names_stay_apart(tmp_path: Path) -> None:
     assert {"train", "type", "half", "children", "keys", "to", "training"} < set(TAKEN)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_any_group_name_works_in_policies_and_critics(name: str) -> None:
-    description = describe(name, "other")
-    data = make_policy(description, num_cells=(4,))(observe(description, 4))
-    assert data[name, "action"].shape == (4, 2)
-    for centralised in (False, True):
-        critic = make_critic(description, centralised=centralised, num_cells=(4,))
-        assert critic(data)[name, "state_value"].shape == (4, 2, 1)
-
-
-def test_all_names_at_once_stay_apart() -> None:
     description = describe(*NAMES)
     policy = make_policy(description, num_cells=(4,))
     assert list(policy.module) == list(policy.module.keys()) == NAMES
-    for name in NAMES:
-        assert policy[name].out_keys[-1][0] == name
-        assert name in policy.module
     state = policy.state_dict()
     assert len(state) == len(list(policy.parameters())) + len(list(policy.buffers()))
+    save_policy(tmp_path / "p.pt", policy, description, num_cells=(4,))
+    loaded = load_policy(tmp_path / "p.pt", description).state_dict()
+    torch.testing.assert_close({**loaded}, {**state}, rtol=0, atol=0)
+    data = policy(observe(description, 4))
+    for centralised in (False, True):
+        critic = make_critic(description, centralised=centralised, num_cells=(4,))
+        values = critic(data.clone())
+        for name in NAMES:
+            assert values[name, "state_value"].shape == (4, 2, 1)
+    for name in NAMES:
+        assert name in policy.module
+        alone = policy[name](observe(description, 4))
+        assert torch.equal(alone[name, "logits"], data[name, "logits"])
+        assert policy[name].out_keys[-1][0] == name
 
 
 def test_the_weights_of_ordinary_groups_keep_their_names() -> None:
@@ -57,16 +55,6 @@ def test_the_weights_of_ordinary_groups_keep_their_names() -> None:
     assert list(modules.state_dict()) == list(plain.state_dict())
     policy = make_policy(describe("wolf", "sheep"), num_cells=(4,))
     assert {key.split(".")[1] for key in policy.state_dict()} == {"wolf", "sheep"}
-
-
-@pytest.mark.parametrize("name", ["train", "team.red"])
-def test_a_policy_of_such_a_group_is_saved_and_loaded(name: str, tmp_path: Any) -> None:
-    description = describe(name, "other")
-    policy = make_policy(description, num_cells=(4,))
-    save_policy(tmp_path / "p.pt", policy, description, num_cells=(4,))
-    loaded = load_policy(tmp_path / "p.pt", description)
-    for key, tensor in policy.state_dict().items():
-        assert torch.equal(tensor, loaded.state_dict()[key])
 
 
 def test_a_group_can_be_removed() -> None:

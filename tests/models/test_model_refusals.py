@@ -63,6 +63,7 @@ VALUES: list[Case] = [
         (conv, {"dtype": dtype}, f"float32 or torch.bfloat16, but is {dtype}")
         for dtype in (torch.float16, torch.float64, "bfloat16")
     ),
+    (attention, {"num_cells": [0, 4]}, "num_cells must be an integer of at least 1"),
     (attention, {"num_cells": [], "num_heads": 2}, r"of num_heads=2.*is \[\]"),
     (attention, {"num_cells": [4, 3], "num_heads": 2}, "must end with a multiple of"),
     (attention, {"num_heads": 0}, "num_heads must be an integer of at least 1"),
@@ -109,6 +110,7 @@ TYPES: list[Case] = [
         {"check_mask": False},
         "no option 'check_mask'. Its options are actions",
     ),
+    (critic, {"actions": True}, "actions=True needs Box actions, but hunter"),
     (policy, {"activation_class": "relu"}, "such as torch.nn.ReLU, but is 'relu'"),
     (policy, {"epsilon": "0.1"}, "epsilon must be a number or None, but is '0.1'"),
     *(

@@ -23,6 +23,7 @@ from marl_collect.models import (
     MultiAgentGRU,
     MultiAgentLSTM,
     MultiAgentMLP,
+    MultiAgentNetBase,
     QMixer,
     VDNMixer,
 )
@@ -176,29 +177,83 @@ def test_agents_are_alike_only_if_they_share_weights(name: str) -> None:
         close(outputs(net(*(tensor[:, order] for tensor in inputs)))[0], expected)
 
 
-@pytest.mark.parametrize("name", [n for n in AGENTS if n[:3] in ("mlp", "con")])
-def test_each_agent_computes_what_its_own_network_of_torch_does(name: str) -> None:
-    _, centralised, shared = AGENTS[name]
-    net: Any = CASES[name].build().double()
-    (x,) = (tensor.requires_grad_() for tensor in CASES[name].x(5, dtype=DOUBLE))
-    singles = [net.get_stateful_net(None if shared else agent) for agent in range(N)]
-    seen = [x.flatten(1, 2)] * N if centralised else x.unbind(1)
-    pairs = zip(singles, seen, strict=True)
-    expected = torch.stack([single(row) for single, row in pairs], 1)
-    torch.testing.assert_close(net(x), expected, atol=1e-10, rtol=0)
+class Square(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.square()
+
+
+class OwnNetwork(MultiAgentNetBase):
+    """A custom class, written as for TorchRL."""
+
+    def _build_single_net(self, *, device: Any, **_: Any) -> Any:
+        layer = nn.Linear(4 * N if self.centralised else 4, 2, device=device)
+        return nn.Sequential(layer, Square(), nn.Softmax(-1))
+
+
+own = partial(OwnNetwork, n_agents=N)
+GROUPS = {"num_groups": 2, "num_channels": 4}
+NORMED = partial(MultiAgentConvNet, N, in_features=2, num_cells=[4])
+SLOPE: dict[str, Any] = {"activation_kwargs": {"negative_slope": 0.3}}
+LAYERS: dict[str, Build] = {
+    "mlp": mlp,
+    "conv": conv,
+    "own": own,
+    "own-by-0": partial(own, agent_dim=0),
+    "own-by-1": partial(own, agent_dim=1),
+    "layer-norm": partial(
+        mlp, norm_class=nn.LayerNorm, norm_kwargs={"normalized_shape": 5}
+    ),
+    "batch-norm": partial(
+        mlp, norm_class=nn.BatchNorm1d, norm_kwargs={"num_features": 5}
+    ),
+    "group-norm": partial(NORMED, norm_class=nn.GroupNorm, norm_kwargs=GROUPS),
+    "prelu": partial(mlp, activation_class=nn.PReLU),
+    "slope": partial(mlp, activation_class=nn.LeakyReLU, **SLOPE),
+    "last": partial(mlp, bias_last_layer=False, activate_last_layer=True),
+    "no-bias": partial(mlp, layer_kwargs=[{"bias": False}, {}]),
+}
+"""Networks that consist of layers of torch."""
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(("centralised", "shared"), SETUPS)
+def test_each_agent_computes_what_its_own_network_of_torch_does(
+    kind: str, centralised: bool, shared: bool
+) -> None:
+    if kind == "batch-norm" and shared:
+        return  # Torch's network would normalise the rows of each agent alone.
+    net: Any = LAYERS[kind](centralised=centralised, share_params=shared).double()
+    batch = () if kind == "own-by-0" else (6,)
+    dim = len(batch)
+    shape = (N, 2, 6, 7) if kind in ("conv", "group-norm") else (N, 4)
+    x = torch.randn(*batch, *shape, dtype=DOUBLE, requires_grad=True)
+    agents = [None] if shared else [*range(N)]
+    singles = [net.get_stateful_net(agent) for agent in agents]
+    if not shared:  # Batches change buffers, which are the network's own.
+        singles = copy.deepcopy(singles)
+    seen = [x.flatten(dim, dim + 1)] * N if centralised else x.unbind(dim)
+    results = [singles[k % len(singles)](seen[k]) for k in range(N)]
+    expected, out = torch.stack(results, dim), net(x)
+    torch.testing.assert_close(out, expected, atol=1e-10, rtol=0)
     weights = torch.randn_like(expected)
-    (expected * weights).sum().backward()
-    gradient, x.grad = x.grad, None
-    gradients = zip(*([p.grad for p in s.parameters()] for s in singles), strict=True)
-    theirs = [torch.stack(agents) for agents in gradients]
-    net.zero_grad()
-    (net(x) * weights).sum().backward()
-    torch.testing.assert_close(x.grad, gradient, atol=1e-10, rtol=0)
-    if shared:
-        return  # The single network has the same parameters.
-    for ours, other in zip(net.parameters(), theirs, strict=True):
-        turned = other.mT if other.ndim == 3 else other
-        torch.testing.assert_close(ours.grad.reshape(turned.shape), turned)
+    single_weights = [p for single in singles for p in single.parameters()]
+    theirs = torch.autograd.grad((expected * weights).sum(), [x, *single_weights])
+    ours = torch.autograd.grad((out * weights).sum(), [x, *net.parameters()])
+    torch.testing.assert_close(ours[0], theirs[0], atol=1e-10, rtol=0)
+    count = len(ours) - 1
+    for index, gradient in enumerate(ours[1:], 1):
+        other = theirs[index] if shared else torch.stack(theirs[index::count])
+        turned = other.mT if other.ndim == 3 else other  # Of linear layers.
+        torch.testing.assert_close(gradient.reshape(turned.shape), turned)
+    for agent, single in zip(agents, singles, strict=True):
+        after = net.get_stateful_net(agent).state_dict()
+        torch.testing.assert_close({**after}, {**single.state_dict()})
+
+
+def test_several_inputs_are_joined() -> None:
+    net = mlp(6, centralised=True, share_params=False)
+    x, y = torch.randn(5, N, 4), torch.randn(5, N, 2)
+    torch.testing.assert_close(net(x, y), net(torch.cat([x, y], -1)))
 
 
 @of_agents

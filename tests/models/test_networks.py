@@ -2,41 +2,28 @@
 
 import copy
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from gymnasium import spaces
-from model_tools import INPUTS, SETUPS, N, network, observe
+from model_tools import INPUTS, SETUPS, N, network
 from tensordict.nn import NormalParamExtractor
 from torch import Tensor, nn
 from workloads.counting import CountingEnv
 
 from marl_collect import Collector
-from marl_collect.core.description import EnvDescription
 from marl_collect.models import (
     ImageInput,
     LocScale,
     MultiAgentAttention,
     MultiAgentConvNet,
     MultiAgentNetBase,
-    load_policy,
     make_policy,
-    save_policy,
 )
 from marl_collect.models.layers.inputs import VectorInput, observation_leaves
 from marl_collect.models.layers.stacking import stack_agents
-
-
-def as_modules(net: Any, x: torch.Tensor) -> Any:
-    """Apply each agent's torch network to ``x``, ``[B, N, F]``."""
-    outputs = []
-    for agent in range(N):
-        module = net.get_stateful_net(None if net.share_params else agent)
-        outputs.append(module(x.flatten(1) if net.centralised else x[:, agent]))
-    return torch.stack(outputs, 1)
 
 
 def test_outputs_can_be_changed_in_place() -> None:
@@ -93,83 +80,13 @@ def test_dropout_differs_between_agents() -> None:
     assert not net.get_stateful_net(0).training
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"norm_class": nn.LayerNorm, "norm_kwargs": {"normalized_shape": 8}},
-        {"norm_class": nn.BatchNorm1d, "norm_kwargs": {"num_features": 8}},
-        {"activation_class": nn.PReLU},
-        {"activation_class": nn.LeakyReLU, "activation_kwargs": {"negative_slope": 1}},
-        {"bias_last_layer": False, "activate_last_layer": True},
-        {"layer_kwargs": [{"bias": False}, {}, {}]},
-    ],
-)
-@pytest.mark.parametrize("centralised", [False, True])
-def test_other_layers_are_computed_per_agent(options: Any, centralised: bool) -> None:
-    net = network(centralised, share_params=False, **options)
-    x = torch.randn(6, N, INPUTS)
-    singles = [copy.deepcopy(net.get_stateful_net(agent)) for agent in range(N)]
-    out = net(x)
-    pairs = enumerate(singles)
-    expected = [s(x.flatten(1) if centralised else x[:, i]) for i, s in pairs]
-    torch.testing.assert_close(out, torch.stack(expected, 1))
-    for agent, module in enumerate(singles):
-        agent_state = net.get_stateful_net(agent).state_dict()
-        for key, value in module.state_dict().items():
-            torch.testing.assert_close(agent_state[key], value)
-
-
-class Square(nn.Module):
-    def forward(self, x: torch.Tensor) -> Any:
-        return x.square()
-
-
-class OwnNetwork(MultiAgentNetBase):
-    """A custom class, written as for TorchRL."""
-
-    def __init__(self, width: Any, **options: Any) -> None:
-        self.width = width
-        super().__init__(**options)
-
-    def _build_single_net(self, *, device: Any, **_: Any) -> Any:
-        layer = nn.Linear(self.width, 2, device=device)
-        return nn.Sequential(layer, Square(), nn.Softmax(-1))
-
-
-@pytest.mark.parametrize(("centralised", "share_params"), SETUPS)
-@pytest.mark.parametrize("agent_dim", [-2, 0, 1])
-def test_custom_networks(centralised: bool, share_params: bool, agent_dim: int) -> None:
-    width = N * INPUTS if centralised else INPUTS
-    net = OwnNetwork(
-        width,
-        n_agents=N,
-        centralised=centralised,
-        share_params=share_params,
-        agent_dim=agent_dim,
-    )
-    x = torch.randn(N, INPUTS) if agent_dim == 0 else torch.randn(4, N, INPUTS)
-    out = net(x)
-    assert out.shape == (*x.shape[:-1], 2)
-    torch.testing.assert_close(out.sum(-1), torch.ones(x.shape[:-1]))
-    if agent_dim:
-        torch.testing.assert_close(out, as_modules(net, x))
-    twice = OwnNetwork(
-        2 * width,
-        n_agents=N,
-        centralised=centralised,
-        share_params=share_params,
-        agent_dim=agent_dim,
-    )
-    assert twice(x, x).shape == out.shape
-
-
 def test_lazy_layers_that_cannot_be_stacked_are_an_error() -> None:
-    class Lazy(OwnNetwork):
+    class Lazy(MultiAgentNetBase):
         def _build_single_net(self, *, device: Any, **_: Any) -> Any:
             return nn.LazyBatchNorm1d(device=device)
 
     with pytest.raises(ValueError, match="LazyBatchNorm1d has lazy parameters"):
-        Lazy(1, n_agents=2, centralised=False, share_params=False)
+        Lazy(n_agents=2, centralised=False, share_params=False)
 
 
 def test_hooks_on_layers_are_called() -> None:
@@ -193,21 +110,6 @@ def conv(
         in_features=in_features,
         **(layers | options),  # type: ignore[arg-type]
     )
-
-
-def test_group_norm_is_applied_per_agent() -> None:
-    net = MultiAgentConvNet(
-        N,
-        centralised=False,
-        share_params=False,
-        in_features=2,
-        num_cells=[4],
-        norm_class=nn.GroupNorm,
-        norm_kwargs={"num_groups": 2, "num_channels": 4},
-    )
-    x = torch.randn(6, N, 2, 9, 9)
-    expected = [net.get_stateful_net(i)(x[:, i]) for i in range(N)]
-    torch.testing.assert_close(net(x), torch.stack(expected, 1))
 
 
 def both(centralised: bool, share_params: bool, **options: Any) -> tuple[Any, Any]:
@@ -344,11 +246,6 @@ OPTIONS: dict[str, Any] = {"network": "attention", "centralised": True}
 HUNTERS = partial(CountingEnv, n_prey=0)
 
 
-@pytest.fixture(scope="module")
-def description() -> EnvDescription:
-    return CountingEnv().description
-
-
 @pytest.mark.parametrize("share_params", [True, False])
 def test_collectors_act_with_it_as_the_module_does(share_params: bool) -> None:
     """Also with its recorded operations, which replace the module's calls."""
@@ -360,13 +257,3 @@ def test_collectors_act_with_it_as_the_module_does(share_params: bool) -> None:
             again = copy.deepcopy(collector.policy)(batch.clone())
             logits = ("hunter", "logits")
             torch.testing.assert_close(batch[logits], again[logits])
-
-
-def test_it_is_saved_and_loaded(tmp_path: Path, description: EnvDescription) -> None:
-    policy = make_policy(description, **OPTIONS)
-    save_policy(tmp_path / "policy.pt", policy, description, **OPTIONS)
-    loaded = load_policy(tmp_path / "policy.pt")
-    td = observe(description, 3)
-    out, expected = loaded(td.clone()), policy(td)
-    for key in (("hunter", "logits"), ("prey", "loc"), ("prey", "scale")):
-        assert torch.equal(out[key], expected[key])

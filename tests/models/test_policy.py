@@ -20,12 +20,11 @@ from marl_collect.models import (
     HeadOptions,
     IndependentNormal,
     MultiAgentMLP,
-    MultiAgentNetBase,
-    make_critic,
     make_head,
     make_policy,
     save_policy,
 )
+from marl_collect.models.last_action import LastAction
 from marl_collect.weights.materialize import materialize, meta_tensors
 
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
@@ -65,37 +64,16 @@ def describe(*names: Any) -> Any:
     return EnvDescription("test", {name: GROUPS[name] for name in names or GROUPS})
 
 
-class GatedNet(MultiAgentNetBase):
-    """A custom network, as in docs/models.md."""
-
-    def __init__(
-        self, n_inputs: int | None, n_outputs: int, n_agents: int, **options: Any
-    ) -> None:
-        super().__init__(
-            n_agents=n_agents, n_inputs=n_inputs, n_outputs=n_outputs, **options
-        )
-
-    def _build_single_net(
-        self, *, device: Any, n_inputs: int = 0, n_outputs: int = 0, **_: Any
-    ) -> Any:
-        width = n_inputs * self.n_agents if self.centralised else n_inputs
-        return torch.nn.Sequential(
-            torch.nn.Linear(width, 2 * n_outputs, device=device), torch.nn.GLU()
-        )
-
-
-@pytest.mark.parametrize("network", [None, GatedNet])
 @pytest.mark.parametrize("centralised", [False, True])
 @pytest.mark.parametrize("share_params", [False, True])
 @pytest.mark.parametrize("device", [None, "meta"])
 def test_one_policy_acts_for_every_group(
-    network: Any, centralised: bool, share_params: bool, device: str
+    centralised: bool, share_params: bool, device: str
 ) -> None:
     description = describe()
     setup = {"centralised": centralised, "share_params": share_params}
-    options: Any = {"network": network} if network else {"num_cells": (8,)}
-    policy: Any = make_policy(description, device=device, **setup, **options)
-    nets = [m for m in policy.modules() if isinstance(m, network or MultiAgentMLP)]
+    policy: Any = make_policy(description, device=device, num_cells=(8,), **setup)
+    nets = [m for m in policy.modules() if isinstance(m, MultiAgentMLP)]
     assert len(nets) == len(GROUPS)
     for net in nets:
         assert (net.centralised, net.share_params) == (centralised, share_params)
@@ -168,13 +146,6 @@ def test_policies_of_code_are_not_saved(code: dict[str, Any], tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
-def test_an_environment_in_place_of_its_description() -> None:
-    class Environment:
-        description = describe("multi")
-
-    assert make_policy(Environment()).out_keys[0] == ("multi", "logits")
-
-
 def test_a_centralised_memory_without_layers_before_it_sees_every_agent() -> None:
     options: dict[str, Any] = {"num_cells": (), "num_layers": 2, "hidden_size": 6}
     policy = make_policy(
@@ -212,35 +183,56 @@ def test_check_finite_finds_numbers_that_are_not_finite() -> None:
         make_policy(describe("multi"), check_finite=True)(td)
 
 
-# The entropy of TanhNormal has no closed form: the loss warns that it samples.
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", ["masked", "bounded", "multi"])
-def test_torchrls_ppo_loss_trains_a_policy(name: str) -> None:
-    objectives = pytest.importorskip("torchrl.objectives")
-    description = describe(name)
-    policy = make_policy(description, share_params=False)
-    td = observe(description, 6)
-    with torch.no_grad(), set_interaction_type("random"):
-        td = policy(td)
-    n_agents = GROUPS[name].n_agents
-    td[name, "advantage"] = torch.randn(6, n_agents, 1)
-    td[name, "value_target"] = torch.randn(6, n_agents, 1)
-    critic = make_critic(description, centralised=True)
-    loss = objectives.ClipPPOLoss(policy, critic, normalize_advantage=False)
-    keys = {key: (name, key) for key in ("action", "advantage", "value_target")}
-    keys |= {"value": (name, "state_value")}
-    loss.set_keys(sample_log_prob=(name, "action_log_prob"), **keys)
-    out = loss(td)
-    torch.testing.assert_close(out["loss_objective"], -td[name, "advantage"].mean())
-    (out["loss_objective"] + out["loss_entropy"]).backward()
-    grads = [p.grad for p in loss.actor_network_params.parameters()]
-    assert all(g is not None and g.isfinite().all() for g in grads)
-    assert any((g != 0).any() for g in grads)
-
-
 @pytest.mark.parametrize("n_prey", [0, 1, 3])
 def test_a_policy_of_another_environment_names_the_cure(n_prey: int) -> None:
     policy = make_policy(CountingEnv(n_prey=2), num_cells=(4,))
     other = partial(CountingEnv, n_prey=n_prey)
     with pytest.raises((ValueError, KeyError), match="for this environment"):
         next(iter(Collector(other, policy, frames_per_batch=10)))
+
+
+@pytest.mark.parametrize(
+    ("space", "one_hot", "action", "expected"),
+    [
+        (spaces.Discrete(3), False, [2, 0], [[0, 0, 1], [1, 0, 0]]),
+        (spaces.Discrete(2), True, [[0, 1], [1, 0]], [[0, 1], [1, 0]]),
+        (
+            spaces.MultiDiscrete([2, 3]),
+            False,
+            [[1, 0], [0, 2]],
+            [[0, 1, 1, 0, 0], [1, 0, 0, 0, 1]],
+        ),
+        (spaces.MultiBinary(2), False, [[1, 0], [1, 1]], [[1, 0], [1, 1]]),
+        (spaces.Box(-1, 1, (2,)), False, [[0.5, -1.0], [0, 1]], [[0.5, -1], [0, 1]]),
+    ],
+)
+def test_the_last_actions_that_agents_observe_are_encoded(
+    space: Any, one_hot: bool, action: Any, expected: Any
+) -> None:
+    group = GroupDescription(("a", "b"), VECTOR, space, categorical_actions=not one_hot)
+    last = LastAction.of("agents", group)
+    actual = last.encode(torch.tensor(action))
+    assert actual.dtype == torch.float32
+    assert actual.tolist() == expected
+    assert last.size == len(expected[0])
+
+
+def test_an_agent_that_does_not_act_keeps_its_last_action() -> None:
+    """Without an entry of the frame before, it begins with zeros."""
+    policy = make_policy(CountingEnv().description, last_action=True, num_cells=(4,))
+    frame = observe(CountingEnv().description, 5)
+    for group in ("hunter", "prey"):
+        frame[group, "mask"][:, 1] = False
+    first = policy(frame.clone())
+    for group in ("hunter", "prey"):
+        frame[group, "last_action"] = first["next", group, "last_action"] + 3
+    second = policy(frame)
+    for group, size in (("hunter", 4), ("prey", 2)):
+        did = [td[group, "action"] for td in (first, second)]
+        if group == "hunter":
+            did = [torch.eye(size)[action] for action in did]
+        expected = [action.clone() for action in did]
+        expected[0][:, 1], expected[1][:, 1] = 0, 3
+        assert not first[group, "last_action"].any()
+        for td, last in zip((first, second), expected, strict=True):
+            assert torch.equal(td["next", group, "last_action"], last)

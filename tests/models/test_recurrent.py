@@ -216,24 +216,6 @@ def frames(batch: Any, n_steps: int | None = None) -> Any:
     )
 
 
-@pytest.mark.parametrize("kind", [MultiAgentGRU, MultiAgentLSTM])
-def test_a_sequence_begins_with_the_state_that_steps_have_carried(kind: Any) -> None:
-    module = RecurrentModule(build(kind, False, False), "walker")
-    assert module.out_keys[0] == ("walker", "embedding")
-    steps: list[TensorDict] = []
-    for step in frames((2,), T).unbind(1):
-        if steps:
-            step.update({key: steps[-1]["next", *key] for key in module.state_keys})
-        steps.append(module(step))
-    for key in module.state_keys:
-        assert steps[-1]["next", *key].shape == (2, *module.state_shapes[key])
-    later = torch.stack(steps[3:], 1)
-    expected = later["walker", "embedding"].clone()
-    with set_recurrent_mode():
-        again = module(later)
-    torch.testing.assert_close(again["walker", "embedding"], expected)
-
-
 def test_errors_of_a_module_name_its_group_and_missing_keys() -> None:
     module = RecurrentModule(build(MultiAgentGRU, False, True), "walker")
     with pytest.raises(KeyError, match="needs walker/observation, but found nothing"):

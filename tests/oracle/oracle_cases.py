@@ -18,6 +18,7 @@ from oracle_delivery import IDS, MASK, Delivery
 from oracle_policies import KINDS, WithSettings
 from oracle_reference import Ended, Frame, Key, ReferenceWorker
 from oracle_worlds import Plain, World, curriculum
+from support.internals import pool_of
 from tensordict.nn import InteractionType, set_interaction_type
 from torch import nn
 
@@ -162,6 +163,7 @@ class _Run:
         self.ended: list[tuple[int, Ended]] = []
         self.uncertain = False
         self.killed: set[int] = set()
+        self.restarts = 0
 
     # The collector
 
@@ -206,13 +208,16 @@ class _Run:
         if case.collector == "ray":
             from marl_collect import RayCollector
 
-            options |= {"num_collectors": case.workers, "envs_per_worker": copies}
-            options |= {"sync": True}
-            return RayCollector(factory, self.policy, **options)
-        collector_class = (
-            MultiAsyncCollector if case.collector == "async" else MultiSyncCollector
-        )
-        options |= {"num_workers": case.workers, "envs_per_worker": copies}
+            team = case.options.get("num_workers_per_collector", 1)
+            options |= {"num_collectors": case.workers // team, "sync": True}
+            collector_class: Any = RayCollector
+        else:
+            options |= {"num_workers": case.workers}
+            asynchronous = case.collector == "async"
+            collector_class = (
+                MultiAsyncCollector if asynchronous else MultiSyncCollector
+            )
+        options["envs_per_worker"] = copies
         if case.source == "policy":
             return collector_class(factory, self.policy, **options)
         build = [partial(copy.deepcopy, policy) for policy in self.built]
@@ -302,11 +307,13 @@ class _Run:
     def fetch(self, number: int) -> Any:
         """Return the collector's next batch."""
         self.seed_torch(number)
-        pids = self.collector.worker_pids if self.uncertain else ()
+        before = pool_of(self.collector).pids if self.uncertain else ()
         batch = self.collector.next()
-        for index, pid in enumerate(pids):
-            if pid != self.collector.worker_pids[index]:
+        after = pool_of(self.collector).pids if self.uncertain else ()
+        for index, (pid, newest) in enumerate(zip(before, after, strict=True)):
+            if pid != newest:
                 self.workers[index].restart()
+                self.restarts += 1
         if "replay_buffer" in self.case.options:
             self.require(batch is None, "the iterator yields None with a buffer")
             return self.buffer.pop(0)
@@ -441,6 +448,10 @@ class _Run:
             "episodes": len(self.ended),
             "policy_version": self.version,
         }
+        if self.case.collector in WORKERS and not self.resumed:
+            # On Ray, restarts are those of actors.
+            name = "worker_restarts" if self.case.collector == "ray" else "restarts"
+            expected[name] = self.restarts
         if last:
             count, groups = len(last), self.world.group_map
             means = {
@@ -606,12 +617,13 @@ class _Run:
 
     def do_kill(self, index: int) -> None:
         """Kill a worker between two batches."""
-        pid = self.collector.worker_pids[index]
+        pid = pool_of(self.collector).pids[index]
         if pid in self.killed:
             return  # The collector replaces it in the next batch.
         self.killed.add(pid)
         os.kill(pid, signal.SIGKILL)
         self.workers[index].restart()
+        self.restarts += 1
 
     def do_resume(self) -> None:
         """Continue in another collector, through the file of a checkpoint.
@@ -620,6 +632,8 @@ class _Run:
         of that nothing may be left.
         """
         file = io.BytesIO()
+        if self.case.collector == "Collector":
+            self.collector.shutdown()  # It gives its state afterwards too.
         torch.save(self.collector.state_dict(), file)
         file.seek(0)
         state = torch.load(file)

@@ -996,10 +996,6 @@ def one_choice(world: World) -> bool:
     return all(group.action == "discrete" and not group.mask for group in world.groups)
 
 
-def boxes(world: World) -> bool:
-    return all(group.action == "box" for group in world.groups)
-
-
 @kind(draws="torch", suits=one_choice)
 def epsilon_greedy(world: World) -> Any:
     from torchrl.data import Categorical, OneHot
@@ -1015,48 +1011,23 @@ def epsilon_greedy(world: World) -> Any:
     return for_groups(world, make)
 
 
-def _noisy(world: World, name: str, **settings: Any) -> Any:
-    from torchrl import modules
-    from torchrl.data import Bounded
+@kind(exact=False, weights=True, draws="torch", suits=one_choice)
+def actor(world: World) -> Any:
+    from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor
+
+    categorical = torch.distributions.Categorical
 
     def make(group: Group) -> list[Any]:
-        spec = Bounded(-1.0, 1.0, (group.n, 2))
-        noise = getattr(modules, name)(
-            spec=spec, action_key=(group.name, "action"), **settings
-        )
-        return [acts(world, group), noise]
-
-    return for_groups(world, make)
-
-
-@kind(draws="torch", suits=boxes)
-def gaussian(world: World) -> Any:
-    return _noisy(world, "AdditiveGaussianModule", sigma_init=0.5, sigma_end=0.5)
-
-
-@kind(
-    draws="torch",
-    suits=lambda w: boxes(w) and len(w.groups) == 1,
-    lingers=True,
-    reads_init=True,
-)
-def ornstein_uhlenbeck(world: World) -> Any:
-    return _noisy(world, "OrnsteinUhlenbeckProcessModule")
-
-
-def _actors(world: World, names: list[str], net: Any, distribution: Any) -> Any:
-    """Return actors with a distribution of the numbers of these names."""
-    from torchrl.modules import ProbabilisticActor
-
-    def make(group: Group) -> list[Any]:
-        keys = {name: (group.name, name) for name in names}
-        outputs = list(keys.values())
+        logits = (group.name, "logits")
+        net = MLP(width(world, group), CHOICES, depth=1, num_cells=4)
         return [
             ProbabilisticActor(
-                TensorDictModule(net(width(world, group)), [group.numbers], outputs),
-                in_keys=keys,
+                TensorDictModule(net, [group.numbers], [logits]),
+                in_keys={"logits": logits},
                 out_keys=[(group.name, "action")],
-                distribution_class=distribution,
+                distribution_class=(
+                    categorical if world.categorical else OneHotCategorical
+                ),
                 return_log_prob=True,
                 log_prob_key=(group.name, "log_prob"),
             )
@@ -1065,35 +1036,14 @@ def _actors(world: World, names: list[str], net: Any, distribution: Any) -> Any:
     return for_groups(world, make)
 
 
-@kind(exact=False, weights=True, draws="torch", suits=one_choice)
-def actor(world: World) -> Any:
-    from torchrl.modules import MLP, OneHotCategorical
+@kind(exact=False, weights=True, reads_init=True, suits=lambda w: w.state)
+def torchrl_lstm(world: World) -> Any:
+    from torchrl.modules import LSTMModule
 
-    net = lambda size: MLP(size, CHOICES, depth=1, num_cells=4)  # noqa: E731
-    categorical = torch.distributions.Categorical
-    distribution = categorical if world.categorical else OneHotCategorical
-    return _actors(world, ["logits"], net, distribution)
-
-
-@kind(exact=False, weights=True, draws="torch", suits=boxes)
-def squashed_actor(world: World) -> Any:
-    from torchrl.modules import MLP, NormalParamExtractor, TanhNormal
-
-    def net(size: int) -> nn.Module:
-        return nn.Sequential(MLP(size, 4, depth=1, num_cells=4), NormalParamExtractor())
-
-    return _actors(world, ["loc", "scale"], net, TanhNormal)
-
-
-def _theirs(world: World, name: str, states: list[str]) -> Any:
-    from torchrl import modules
-
-    size, units = len(world.agents) + 1, 3
-    memory = getattr(modules, name)(
-        size,
-        units,
-        in_keys=["state", *states],
-        out_keys=["memory", *(("next", state) for state in states)],
+    size, units, states = len(world.agents) + 1, 3, ["rs_h", "rs_c"]
+    following = [("next", state) for state in states]
+    memory = LSTMModule(
+        size, units, in_keys=["state", *states], out_keys=["memory", *following]
     )
     memory.state_shapes = dict.fromkeys(states, (1, units))
 
@@ -1102,25 +1052,9 @@ def _theirs(world: World, name: str, states: list[str]) -> Any:
             repeated = seen.unsqueeze(-2).expand(*seen.shape[:-1], group.n, units)
             return rough_action_of(world, group, repeated * 10)
 
-        return choose
+        return step(choose, "memory", (group.name, "action"))
 
-    heads = [
-        TensorDictModule(
-            act(group), in_keys=["memory"], out_keys=[(group.name, "action")]
-        )
-        for group in world.groups
-    ]
-    return TensorDictSequential(memory, *heads)
-
-
-@kind(exact=False, weights=True, reads_init=True, suits=lambda w: w.state)
-def torchrl_gru(world: World) -> Any:
-    return _theirs(world, "GRUModule", ["rs"])
-
-
-@kind(exact=False, weights=True, reads_init=True, suits=lambda w: w.state)
-def torchrl_lstm(world: World) -> Any:
-    return _theirs(world, "LSTMModule", ["rs_h", "rs_c"])
+    return TensorDictSequential(memory, *map(act, world.groups))
 
 
 @kind(draws="torch", suits=lambda w: all(flat(g) for g in w.groups))
@@ -1138,6 +1072,6 @@ def compiled(world: World) -> Any:
 OF_ONE_FRAME = {
     *("several_outputs", "remembers", "remembers_privately", "assigned_states"),
     *("looks_for_beginnings", "counts", "draws_without_use", "batch_norm"),
-    *("actor", "squashed_actor", "torchrl_gru", "torchrl_lstm"),
+    *("actor", "torchrl_lstm"),
 }
 """Kinds that read a vector of numbers of each agent, so no stack of several."""

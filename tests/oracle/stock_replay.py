@@ -203,6 +203,11 @@ def small_trials() -> list[Trial]:
         Trial("classic/rps_v2", kwargs={"max_cycles": 5}),
         Trial("magent/battle_v4", kwargs={"map_size": 12}, options=lasting),
         Trial("butterfly/knights_archers_zombies_v11", options=lasting, cut=40),
+        Trial("butterfly/pistonball_v6", kwargs={"n_pistons": 3, "max_cycles": 4}),
+        Trial("butterfly/cooperative_pong_v6", kwargs={"max_cycles": 4}),
+        Trial("mpe/simple_world_comm_v3", parallel=False),
+        Trial("classic/chess_v6", parallel=False),
+        Trial("classic/go_v5", parallel=False, kwargs={"board_size": 5}),
         Trial(
             "lab2d/commons_harvest",
             kwargs={"numPlayers": 2},

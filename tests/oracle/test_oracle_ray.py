@@ -22,13 +22,16 @@ DYING = World(
     length=9,
     state=True,
 )
+TEAMS = {"num_workers_per_collector": 2}
 
 
 @pytest.mark.parametrize(
     "case",
     [
         Case(World(length=4), "level", events=((("update",),), (("resume",),))),
-        Case(DYING, "normaliser", options={"max_frames_per_traj": 6}),
+        Case(
+            DYING, "normaliser", options={"max_frames_per_traj": 6, "max_worker_rss": 1}
+        ),
         Case(DYING, "random", events=((("reset", False, True),), (("seed", 7),))),
         Case(
             World(turns=True, deaths=5, groups=(Group(n=3, mask="info"),)),
@@ -45,8 +48,25 @@ DYING = World(
         Case(DYING, "assigned_weights", events=((("update", 1),), (("resume",),), ())),
         Case(World(length=4), "assigned_pool", events=((("update",),), (("resume",),))),
         Case(replace(DYING, batched=True, joins=False, respawns=False), each=2),
+        Case(
+            DYING,
+            "level",
+            "list",
+            workers=4,
+            events=((("kill", 1),), (("update",), ("kill", 2)), (("crash",),)),
+            options={"on_worker_failure": "restart", **TEAMS},
+        ),
+        Case(
+            World(length=3),
+            "level",
+            "factory",
+            workers=4,
+            events=((("update", 2),), ()),
+            options={"prefetch": True, "track_policy_version": True, **TEAMS},
+        ),
     ],
-    ids=lambda case: case.policy,
+    ids=lambda case: f"{case.policy}-{case.source}",
 )
 def test_ray_collector(case: Case) -> None:
-    check(replace(case, collector="ray", workers=2, frames=7))
+    workers = max(2, case.workers)
+    check(replace(case, collector="ray", workers=workers, frames=7))

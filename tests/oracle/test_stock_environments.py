@@ -16,6 +16,8 @@ NEEDED = {
     "lab2d": ["dmlab2d"],
     "meltingpot": ["dmlab2d", "meltingpot"],
     "sisl/multiwalker_v9": ["pygame", "Box2D"],
+    "butterfly/pistonball_v6": ["pygame", "pymunk"],
+    "classic/chess_v6": ["pygame", "chess"],
     "classic/leduc_holdem_v4": ["pygame", "rlcard"],
     "classic/texas_holdem_v4": ["pygame", "rlcard"],
 }
@@ -48,6 +50,8 @@ def trials() -> list[Any]:
     ]
 
 
+# cooperative_pong observes by rendering, and warns if no render_mode is set.
+@pytest.mark.filterwarnings("ignore:.*calling render method:UserWarning")
 @pytest.mark.processes
 @pytest.mark.parametrize("trial", trials())
 def test_a_replay_in_the_stock_library_gives_every_entry(trial: Trial) -> None:

@@ -57,34 +57,23 @@ def test_a_method_is_called_in_each_environment(env: Any) -> None:
     assert env.call("double", 3, plus=1) == [13, 16, 19, 22]
 
 
-@pytest.mark.parametrize("name", ["nonsense", "_calls", "__deepcopy__"])
-def test_a_name_that_environments_lack_is_an_attribute_error(
-    env: Any, name: str
-) -> None:
-    for read in (partial(getattr, env, name), partial(env.get_attr, name)):
-        with pytest.raises(AttributeError, match=name):
-            read()
-    assert not hasattr(env, name)
-    assert env.number == [4, 5, 6, 7]
-
-
-def test_a_method_is_no_value(env: Any) -> None:
+def test_what_is_no_value_of_the_environments_is_refused(env: Any) -> None:
+    for name in ("nonsense", "_calls", "__deepcopy__"):
+        for read in (partial(getattr, env, name), partial(env.get_attr, name)):
+            with pytest.raises(AttributeError, match=name):
+                read()
+        assert not hasattr(env, name)
     with pytest.raises(AttributeError, match=r"env\.call\('double', \.\.\.\)"):
         env.double()
-
-
-@pytest.mark.parametrize("name", ["reset", "step", "bind", "reset_row"])
-def test_environments_do_not_step_alone(env: Any, name: str) -> None:
-    with pytest.raises(AttributeError, match="_step"):
-        env.call(name)
-
-
-@pytest.mark.parametrize("index", [1, slice(2), [0, 2]])
-def test_an_index_names_what_to_use(env: Any, index: Any) -> None:
-    with pytest.raises(TypeError, match=r"get_attr\(name\).*\"_step\""):
-        _ = env[index]
-    with pytest.raises(TypeError, match="item assignment"):
-        env[index] = 3
+    for name in ("reset", "step", "bind", "reset_row"):  # They do not step alone.
+        with pytest.raises(AttributeError, match="_step"):
+            env.call(name)
+    for index in (1, slice(2), [0, 2]):
+        with pytest.raises(TypeError, match=r"get_attr\(name\).*\"_step\""):
+            _ = env[index]
+        with pytest.raises(TypeError, match="item assignment"):
+            env[index] = 3
+    assert env.number == [4, 5, 6, 7]
 
 
 def test_an_error_in_a_method_is_raised_with_its_own_type_and_does_not_close_the_batch(

@@ -73,6 +73,12 @@ def test_factories_that_make_no_batch_are_refused(
         kind(number, factories)
 
 
+def test_environments_of_every_process_are_compared() -> None:
+    factories = [CountingEnv, CountingEnv, lambda: CountingEnv(n_hunters=4)]
+    with pytest.raises(ValueError, match="in the environments of process 2 and"):
+        ParallelEnv(3, factories, num_processes=3)
+
+
 @pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
 def test_a_list_of_kwargs_must_have_one_per_environment(kind: Any) -> None:
     with pytest.raises(ValueError, match="create_env_kwargs has 1 entries"):
@@ -162,9 +168,6 @@ def test_a_single_environment_may_stay_in_this_process(number: int, kind: Any) -
         start(1, CountingEnv, serial_for_single=True, groups=2)
 
 
-# Each environment has one process, groups are contiguous, loads are even
-
-
 @given(
     environments=st.integers(1, 40),
     processes=st.integers(1, 12),
@@ -175,20 +178,13 @@ def test_environments_are_spread_evenly(
 ) -> None:
     processes, groups = min(processes, environments), min(groups, environments)
     rows = spread_rows(environments, processes, groups)
-    assert len(rows) == groups
-    assert all(any(map(len, group)) for group in rows)
+    assert [len(group) for group in rows] == [processes] * groups
+    for group in rows:
+        assert max(map(len, group)) - min(map(len, group)) <= 1
     indices = [k for group in rows for part in group for k in part]
     assert indices == list(range(environments))
+    sizes = [sum(map(len, group)) for group in rows]
+    assert max(sizes) - min(sizes) <= 1
     loads = [sum(len(group[p]) for group in rows) for p in range(processes)]
     assert max(loads) - min(loads) <= 1
     assert min(loads) >= 1
-
-
-def test_each_process_has_a_share_of_every_group() -> None:
-    first, second = spread_rows(8, 2, 2)
-    assert first == [range(2), range(2, 4)]
-    assert second == [range(4, 6), range(6, 8)]
-
-
-def test_the_next_process_gets_the_next_spare_environment() -> None:
-    assert spread_rows(2, 2, 2) == [[range(1), range(1, 1)], [range(1, 1), range(1, 2)]]

@@ -3,6 +3,7 @@
 import threading
 import time
 from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
@@ -36,52 +37,46 @@ def test_the_flags_fit_into_their_memory(processes: int, groups: int) -> None:
     assert signals._end <= Signals.nbytes(*sizes)
 
 
-def test_a_command_wakes_only_its_processes() -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_commands_of_groups_and_processes_are_kept_apart(seed: int) -> None:
+    """In any order, also after waits that took a post and were interrupted."""
+    random = Random(seed)
     trainer, worker = both_ends()
-    trainer.command(0, EnvOperation.STEP, [1])
-    assert worker.listen(1, SOON)
-    assert not worker.listen(1, 0.0)
-    assert not worker.listen(0, 0.0)
-    trainer.wake(range(3))
-    assert all(worker.listen(p, SOON) for p in range(3))
-
-
-def test_a_command_is_awaited_until_it_was_waited_for() -> None:
-    trainer, worker = both_ends()
-    assert not trainer.awaited[0]
-    trainer.command(0, EnvOperation.STEP, [1])
-    assert trainer.awaited[0]
-    assert not trainer.awaited[1]
-    assert not trainer.sleep(0, 0.0)
-    assert trainer.awaited[0]
-    worker.finish(0, 1, pending(worker, 0, 1))
-    assert trainer.sleep(0, SOON)
-    assert not trainer.awaited[0]
-
-
-def test_the_end_is_noticed_after_an_interrupted_wait() -> None:
-    trainer, worker = both_ends()
-    trainer.command(0, EnvOperation.STEP, [1])
-    worker.finish(0, 1, pending(worker, 0, 1))
-    assert trainer._done[0].acquire()
-    assert trainer.sleep(0, 0.0)
-
-
-def test_commands_are_pending_until_they_are_finished_and_numbers_wrap_around() -> None:
-    trainer, worker = both_ends()
-    trainer._number = 2**30 - 2
-    for _ in range(3):
-        trainer.command(1, EnvOperation.RESET_CHOSEN, range(3))
-        assert worker.pending_command(0, 1) is None
-        for process in range(3):
-            assert trainer.pending(1) == [*range(process, 3)]
-            assert not trainer.done(1)
-            number = pending(worker, 1, process)
-            assert operation_of(number) == EnvOperation.RESET_CHOSEN
-            worker.finish(1, process, number)
-            assert worker.pending_command(1, process) is None
-        assert trainer.done(1)
-    assert trainer._number == 1
+    trainer._number = 2**30 - 6  # They wrap around.
+    orders: list[dict[int, EnvOperation]] = [{}, {}]
+    awaited, posts = [False, False], [0, 0, 0]
+    for _ in range(100):
+        group = random.randrange(2)
+        if not awaited[group]:
+            operation = random.choice(list(EnvOperation))
+            chosen = random.sample(range(3), random.randint(1, 3))
+            trainer.command(group, operation, chosen)
+            orders[group], awaited[group] = dict.fromkeys(chosen, operation), True
+            for process in chosen:
+                posts[process] += 1
+        elif orders[group] and random.random() < 0.6:
+            process = random.choice(list(orders[group]))
+            number = pending(worker, group, process)
+            assert operation_of(number) == orders[group].pop(process)
+            worker.finish(group, process, number)
+        else:
+            if random.random() < 0.3:
+                trainer._done[group].acquire()
+            awaited[group] = bool(orders[group])
+            assert trainer.sleep(group, 0.0) == (not orders[group])
+        assert trainer.awaited == awaited
+        for other, left in enumerate(orders):
+            assert trainer.pending(other) == sorted(left)
+            assert trainer.done(other) == (not left)
+            for process in range(3):
+                command = worker.pending_command(other, process)
+                assert (command is None) == (process not in left)
+    assert trainer._number < 50
+    for process, count in enumerate(posts):
+        assert all(worker.listen(process, 0.0) for _ in range(count))
+        assert not worker.listen(process, 0.0)
+    trainer.wake([0, 2])
+    assert [worker.listen(process, 0.0) for process in range(3)] == [True, False, True]
 
 
 @pytest.mark.parametrize("spin", [0.0, 1e-4])

@@ -1,6 +1,8 @@
 """The memory that control groups of both versions leave to this process."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +13,10 @@ GIB = 1 << 30
 Files = dict[str, int | str]
 
 
-def free(root: Path, groups: str, files: Files) -> int | None:
-    """Return the memory that control groups leave which these files describe."""
+def free(
+    root: Path, groups: str, files: Files, ask: Callable[[], Any] = cgroups.free_memory
+) -> Any:
+    """Return what control groups leave, usually of memory, as these files say."""
     proc, mount = root / "cgroup", root / "mount"
     proc.write_text(groups)
     for name, value in files.items():
@@ -22,7 +26,7 @@ def free(root: Path, groups: str, files: Files) -> int | None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cgroups, "_PROC", proc)
         patch.setattr(cgroups, "_MOUNT", mount)
-        return cgroups.free_memory()
+        return ask()
 
 
 CACHED = f"anon 1\nfile {6 * GIB}\ninactive_file {5 * GIB}\nactive_file {GIB}"
@@ -60,6 +64,21 @@ def test_version_1_counts_too(tmp_path: Path) -> None:
     files: Files = {"limit_in_bytes": 4 * GIB, "usage_in_bytes": 4 * GIB, "stat": stat}
     files = {f"memory/job/memory.{name}": value for name, value in files.items()}
     assert free(tmp_path, "7:memory:/job\n3:cpu,cpuacct:/job\n", files) == GIB + 5
+
+
+def test_the_processor_time_of_every_group_counts(tmp_path: Path) -> None:
+    both = "7:cpu,cpuacct:/job\n0::/job/step\n"
+    files: Files = {
+        "cpu.max": "max 100000",
+        "job/cpu.max": "300000 100000",
+        "job/step/cpu.max": "50000 100000",
+        "cpu/cpu.cfs_quota_us": -1,
+        "cpu/cpu.cfs_period_us": 1000,
+        "cpu/job/cpu.cfs_quota_us": 2000,
+        "cpu/job/cpu.cfs_period_us": 1000,
+    }
+    quotas = free(tmp_path, both, files, lambda: sorted(cgroups.cpu_quotas()))
+    assert quotas == [0.5, 2.0, 3.0]
 
 
 def test_without_control_groups_there_is_no_limit(

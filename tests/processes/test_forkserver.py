@@ -88,14 +88,13 @@ def shared_by_the_first(
             return ask(other, second)
 
 
-def test_later_workers_inherit_imports_of_this_package(module: WriteModule) -> None:
-    name = module("users_own", "")
-    assert shared_by_the_first(module, name, with_thread=False) == [True, False]
-
-
-def test_a_worker_with_threads_shares_no_imports(module: WriteModule) -> None:
-    name = module("users_other", "")
-    assert shared_by_the_first(module, name, with_thread=True) == [False, False]
+@pytest.mark.parametrize("with_thread", [False, True])
+def test_later_workers_inherit_imports_of_this_package_from_one_without_threads(
+    with_thread: bool, module: WriteModule
+) -> None:
+    name = module(f"users_own_{with_thread}", "")
+    inherited = shared_by_the_first(module, name, with_thread=with_thread)
+    assert inherited == [not with_thread, False]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Detection of hangs, with a fake clock."""
 
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 
@@ -57,76 +58,84 @@ def line(status_board: StatusBoard) -> Line:
     return status_board.lines[0]
 
 
-def look(
-    watch: HangWatch, clock: Clock, seconds: float, sent: int = 0, every: float = 1.0
-) -> Found:
-    """Check worker 0 again and again for a while; return the first finding."""
-    for _ in range(int(seconds / every)):
-        clock.now += every
-        hung = watch.find({0: sent}, 10.0)
+def look(watch: HangWatch, clock: Clock, seconds: int) -> Found:
+    """Check worker 0 every second for a while; return the first finding."""
+    for _ in range(seconds):
+        clock.now += 1
+        hung = watch.find({0: 0}, 10.0)
         if hung:
             return hung
     return None
 
 
-def test_any_progress_restarts_the_time_limit(
-    watch: HangWatch, line: Line, clock: Clock
+class Stopwatches:
+    """Says what a watch should find, with plain lists; changes what it watches."""
+
+    def __init__(self, random: Random, now: float) -> None:
+        self.random = random
+        self.timeout = random.choice([None, 8.0, 40.0])
+        self.start = random.choice([None, 20.0, 50.0])
+        self.board = StatusBoard.create(3)
+        self.stopped: set[int] = set()
+        self.seen = [line.cells.tolist() for line in self.board.lines]
+        self.quiet, self.checked, self.sent = [0.0] * 3, [now] * 3, [0] * 3
+
+    def change(self) -> None:
+        """Mostly nothing; or a worker steps, begins something, reads or stops."""
+        worker, event = self.random.randrange(3), self.random.randrange(40)
+        line = self.board.lines[worker]
+        if event == 0:
+            line.cells[STEPS] += 1
+        elif event == 1:
+            line.enter(self.random.choice(list(Phase)))
+        elif event == 2:
+            self.sent[worker] += 1
+        elif event == 3:
+            line.cells[MESSAGES_READ] = self.sent[worker]
+        elif event == 4:
+            self.stopped ^= {worker}
+
+    def hangs(self, worker: int, now: float) -> Found:
+        """Check a worker, unless this was done a moment ago."""
+        line, passed = self.board.lines[worker], now - self.checked[worker]
+        if passed < min(t for t in (10.0, self.timeout, self.start) if t) / 20:
+            return None
+        is_starting = line.phase in (Phase.START, Phase.CREATE)
+        limit = self.start if is_starting else self.timeout
+        unread = line.cells[MESSAGES_READ] < self.sent[worker]
+        works = unread or line.phase is not Phase.IDLE
+        is_still = works and line.cells.tolist() == self.seen[worker]
+        if is_still and limit is None and worker in self.stopped:
+            limit = 60.0
+        counts = is_still and limit is not None
+        added = min(passed, limit / 4) if counts else -self.quiet[worker]
+        self.quiet[worker] += added
+        self.seen[worker], self.checked[worker] = line.cells.tolist(), now
+        return (worker, limit) if limit and self.quiet[worker] >= limit else None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_first_worker_that_reaches_its_limit_without_progress_is_found(
+    seed: int, clock: Clock
 ) -> None:
-    for step in range(5):
-        line.cells[STEPS] = step + 1
-        assert look(watch, clock, 10) is None
-    assert look(watch, clock, 2) == (0, 10.0)
-
-
-def test_an_idle_worker_does_not_hang_unless_it_leaves_messages_unread(
-    status_board: StatusBoard, watch: HangWatch, line: Line, clock: Clock
-) -> None:
-    line.enter(Phase.IDLE)
-    status_board.lines[1].enter(Phase.STEP)  # Nobody waits for it.
-    assert look(watch, clock, 100) is None
-    assert look(watch, clock, 12, sent=1) == (0, 10.0)
-    watch.restart(0)
-    line.cells[MESSAGES_READ] = 1
-    assert look(watch, clock, 100, sent=1) is None
-
-
-@pytest.mark.parametrize("phase", [Phase.START, Phase.CREATE])
-def test_the_start_has_its_own_limit(
-    watch: HangWatch, line: Line, clock: Clock, phase: Phase
-) -> None:
-    line.enter(phase)
-    assert look(watch, clock, 49) is None
-    assert look(watch, clock, 3) == (0, 50.0)
-
-
-def test_without_a_limit_only_a_worker_that_is_stopped_hangs(
-    status_board: StatusBoard, clock: Clock
-) -> None:
-    stopped: set[int] = set()
-    watch = HangWatch(status_board, None, stopped.__contains__)
-    assert look(watch, clock, 100) is None  # It starts.
-    stopped.add(0)
-
-    def look_for(seconds: int) -> Found:
-        hung = None
-        for _ in range(seconds):
-            clock.now += 1
-            hung = hung or watch.find({0: 0, 1: 0}, None)
-        return hung
-
-    for line in status_board.lines[:2]:
-        line.enter(Phase.IDLE)
-    assert look_for(200) is None
-    for line in status_board.lines[:2]:
-        line.enter(Phase.STEP)
-    assert look_for(55) is None
-    stopped.clear()  # SIGCONT; a long step follows.
-    assert look_for(200) is None
-    clock.now += 1000
-    assert look_for(1) is None
-    stopped.add(0)
-    assert look_for(55) is None
-    assert look_for(10) == (0, 60.0)
+    random = Random(seed)
+    model = Stopwatches(random, clock.now)
+    watch = HangWatch(model.board, model.start, model.stopped.__contains__)
+    n_found = 0
+    for _ in range(1500):
+        clock.now += random.choice([0.02, 0.5, 1.0, 3.0, 300.0])
+        model.change()
+        workers = sorted(random.sample(range(3), random.choice([1, 3])))
+        findings = (model.hangs(worker, clock.now) for worker in workers)
+        expected = next(filter(None, findings), None)  # The others are not checked.
+        sent = {worker: model.sent[worker] for worker in workers}
+        assert watch.find(sent, model.timeout) == expected
+        if expected is not None:
+            n_found += 1
+            watch.restart(expected[0])
+            model.quiet[expected[0]] = 0.0
+    assert n_found or model.timeout is None
+    model.board.close()
 
 
 def test_a_long_pause_between_two_checks_is_not_a_hang(
@@ -137,21 +146,6 @@ def test_a_long_pause_between_two_checks_is_not_a_hang(
     assert watch.find({0: 0}, 10.0) is None
     assert look(watch, clock, 7) is None
     assert look(watch, clock, 2) == (0, 10.0)
-
-
-def test_frequent_checks_still_reach_the_limit(
-    watch: HangWatch, line: Line, clock: Clock
-) -> None:
-    assert look(watch, clock, 20, every=0.01) == (0, 10.0)
-
-
-def test_progress_of_other_workers_does_not_count(
-    status_board: StatusBoard, watch: HangWatch, line: Line, clock: Clock
-) -> None:
-    for step in range(9):
-        status_board.lines[1].cells[STEPS] = step
-        assert look(watch, clock, 1) is None
-    assert look(watch, clock, 3) == (0, 10.0)
 
 
 def test_checks_are_frequent_enough_for_the_limit(

@@ -197,9 +197,7 @@ def _threads() -> list[str]:
 
 @pytest.mark.usefixtures("refusal")
 def test_memory_is_a_file_without_a_name() -> None:
-    before = os.listdir("/dev/shm")
     segment = Segment.create(1 << 20, "The moon")
-    assert os.listdir("/dev/shm") == before
     target = os.readlink(segment.handle.path)
     assert target.startswith("/dev/shm/")
     assert target.endswith("(deleted)")

@@ -4,6 +4,7 @@ import gc
 import os
 import pickle
 import resource
+from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,7 +16,6 @@ from support.scripts import run_mounted
 from marl_collect.processes.shared_memory import Segment, free_memory, readable
 from marl_collect.processes.status_board import (
     CELLS,
-    REPLAYED,
     STEPS,
     STOP,
     WEIGHTS_READ,
@@ -46,15 +46,10 @@ def test_a_path_that_names_another_segment_by_now_is_not_attached() -> None:
     segment, later = (Segment.create(100, "a test") for _ in range(2))
     stale = replace(segment.handle, path=later.handle.path)
     assert not stale.exists()
-    with pytest.raises(FileNotFoundError, match="no longer the expected"):
-        Segment.attach(stale)
-
-
-def test_too_little_memory_is_an_error_at_once() -> None:
     with pytest.raises(
-        MemoryError, match=r"The moon needs .* but .* is free. Hold less"
+        FileNotFoundError, match="no longer the expected .* its owner closed it"
     ):
-        Segment.create(1 << 50, "The moon", "Hold less.")
+        Segment.attach(stale)
 
 
 def test_a_segment_takes_one_file_descriptor() -> None:
@@ -153,28 +148,10 @@ def test_a_new_or_cleared_line_has_phase_start_and_no_environment(
     line = board.lines[0]
     assert (line.phase, line.environment) == (Phase.START, None)
     line.enter(Phase.STEP, environment=3)
-    line.cells[REPLAYED] = 9
     assert line.environment == 3
     line.enter(Phase.IDLE)
     assert line.environment is None
-    line.cells[STEPS] = 12
+    line.cells[:] = array("q", [12] * CELLS)
     line.clear()
     assert (line.phase, line.environment) == (Phase.START, None)
-    assert (line.cells[REPLAYED], line.cells[STEPS]) == (0, 12)
-
-
-def test_a_handle_whose_file_number_was_taken_by_another_is_noticed(
-    board: StatusBoard,
-) -> None:
-    number = int(board.handle.path.rpartition("/")[2])
-    handle = board.handle
-    board.close()
-    other = os.open(os.devnull, os.O_RDWR)
-    os.dup2(other, number)
-    try:
-        with pytest.raises(FileNotFoundError, match="its owner closed it"):
-            StatusBoard.attach(handle)
-    finally:
-        os.close(number)
-        if other != number:
-            os.close(other)
+    assert line.cells.tolist() == [12 * (cell == STEPS) for cell in range(CELLS)]

@@ -12,7 +12,12 @@ from workloads.counting import CountingEnv
 
 from marl_collect import Collector, MultiAsyncCollector, MultiSyncCollector, ParallelEnv
 from marl_collect.core.action_check import action_check
-from marl_collect.core.description import EnvDescription, GroupDescription, allocate
+from marl_collect.core.description import (
+    EnvDescription,
+    GroupDescription,
+    allocate,
+    leaf_spaces,
+)
 from marl_collect.errors import PolicyError, WorkerError
 from marl_collect.models import make_policy
 
@@ -82,102 +87,101 @@ def test_actions_of_a_recorded_policy_are_checked(categorical: bool) -> None:
             collector.next()
 
 
-def checker(space: Any, **options: Any) -> tuple[Any, Any]:
-    """Return the memory of a group of agents that all act, and the check of it."""
-    box = spaces.Box(-1, 1, (1,))
-    group = GroupDescription(("a", "b", "c"), box, space, **options)
-    description = EnvDescription("test", {"g": group})
-    memory = allocate(description.row(), (1,))
-    memory["g", "mask"].fill(True)
-    return memory, action_check(description, memory)
-
-
-BOX: Any = spaces.Box(-1, 1, (2,))
-ONE_HOT = [1, 0, 0, 0]
-WRONG: list[tuple[Any, Any, Any, str]] = [
-    (BOX, [0.5, -9], [0, np.nan], r"is \[0.0, nan\], .* expected finite numbers"),
-    (BOX, [0.5, -9], [np.inf, 0], r"is \[inf, 0.0\], .* expected finite numbers"),
-    (spaces.Discrete(4), 3, 4, "is 4, .* expected an integer from 0 to 3"),
-    (spaces.Discrete(4), 0, -1, "is -1, .* expected an integer from 0 to 3"),
-    *(
-        (spaces.Discrete(4), ONE_HOT, row, "is .* a single 1")
-        for row in ([1, 1, 0, 0], [0] * 4, [2, 0, 0, 0], [1, 7, 0, 0], [0, 1, -1, 0])
+NESTED = spaces.Dict(
+    {"aim": spaces.Tuple([spaces.Box(-1, 1, (2,))]), "move": spaces.Discrete(3)}
+)
+KINDS_OF_ACTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "Box": (spaces.Box(-1, 1, (2,)), {}),
+    "Discrete": (spaces.Discrete(4), {}),
+    "masked": (spaces.Discrete(3), {"action_mask": True}),
+    "one-hot": (spaces.Discrete(4), {"categorical_actions": False}),
+    "masked one-hot": (
+        spaces.Discrete(3),
+        {"categorical_actions": False, "action_mask": True},
     ),
-]
-
-
-@pytest.mark.parametrize(("space", "valid", "wrong", "message"), WRONG)
-def test_the_error_has_the_action_and_what_is_expected(
-    space: Any, valid: Any, wrong: Any, message: str
-) -> None:
-    memory, check = checker(space, categorical_actions=valid is not ONE_HOT)
-    memory["g", "action"][...] = valid
-    check(0)
-    memory["g", "action"][0, 1] = wrong
-    with pytest.raises(PolicyError, match=f"'b' of group 'g' {message}"):
-        check(0)
-    memory["g", "mask"][0, 1] = False  # Actions of inactive agents are not checked.
-    check(0)
-
-
-SPACES = {
-    "Discrete": spaces.Discrete(3),
-    "MultiDiscrete": spaces.MultiDiscrete([3, 2]),
-    "MultiDiscrete of a matrix": spaces.MultiDiscrete(np.array([[3, 2], [1, 4]])),
-    "MultiBinary": spaces.MultiBinary(2),
-    "MultiBinary of a matrix": spaces.MultiBinary([2, 2]),
+    "MultiDiscrete": (spaces.MultiDiscrete([3, 2]), {}),
+    "matrix": (spaces.MultiDiscrete(np.array([[3, 2], [1, 4]])), {}),
+    "MultiBinary": (spaces.MultiBinary(2), {}),
+    "matrix of bits": (spaces.MultiBinary([2, 2]), {}),
+    "nested": (NESTED, {}),
 }
+WORDS = {
+    spaces.Box: "finite numbers",
+    spaces.Discrete: "an integer from 0 to ",
+    spaces.MultiDiscrete: "integers from 0, below [",
+    spaces.MultiBinary: "integers from 0, below 2",
+}
+WRONG_INTEGERS = (-1, 4, np.iinfo(np.int64).min, np.iinfo(np.int64).max)
 
 
-def _largest(space: Any) -> Any:
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.nvec - 1
-    return 1
+def drawn(random: np.random.Generator, space: Any, *, one_hot: bool) -> Any:
+    """Return an action, in which a number may be wrong; and whether it is valid."""
+    harmed = random.random() < 0.1
+    if one_hot:
+        row = np.eye(space.n, dtype=np.int64)[random.integers(space.n)]
+        if harmed:
+            row[random.integers(space.n)] += random.choice([-1, 1, 6])
+        return row, sorted(row) == [0] * (space.n - 1) + [1]
+    if isinstance(space, spaces.Box):
+        numbers = random.uniform(-9, 9, space.shape).astype(np.float32)
+        if harmed:
+            wrong = random.choice([np.nan, np.inf, -np.inf])
+            numbers[random.integers(len(numbers))] = wrong
+        return numbers, not harmed
+    action = np.array(space.sample(), np.int64)
+    if harmed:
+        action.flat[random.integers(action.size)] = random.choice(WRONG_INTEGERS)
+    return action, not harmed
 
 
-@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES.keys())
-def test_integers_are_valid_if_their_space_contains_them(space: Any) -> None:
-    memory, check = checker(space)
-    random = np.random.default_rng(0)
-    valid = 0
-    for _ in range(200):
-        # Most actions are valid, or have a single number that is not.
-        action = np.minimum(random.integers(0, 2, space.shape or ()), _largest(space))
-        if random.random() < 0.5:
-            action = np.array(action)
-            action.flat[random.integers(action.size)] = random.integers(-1, 5)
-        memory["g", "action"][0, 1] = action
-        if space.contains(np.asarray(action, space.dtype)):
-            valid += 1
-            check(0)
-        else:
-            with pytest.raises(PolicyError, match="'b' of group 'g'"):
-                check(0)
-    assert 0 < valid < 200
-
-
-def test_every_part_of_a_nested_action_is_checked() -> None:
-    move, aim = spaces.Discrete(3), spaces.Tuple([spaces.Box(-1, 1, (2,))])
-    memory, check = checker(spaces.Dict({"move": move, "aim": aim}))
-    check(0)
-    memory["g", "action", "aim", "0"][0, 1, 1] = np.nan
-    with pytest.raises(PolicyError, match=r"'b' of group 'g' is \[0.0, nan\]"):
-        check(0)
-    memory["g", "action", "aim", "0"].fill(0)
-    memory["g", "action", "move"][0, 0] = 3
-    with pytest.raises(PolicyError, match="'a' of group 'g' is 3"):
-        check(0)
-
-
-def test_an_idle_agent_does_not_hide_the_illegal_action_of_another() -> None:
-    memory, check = checker(spaces.Discrete(3), action_mask=True)
-    memory["g", "action_mask"][...] = [[True, True, False]]
-    memory["g", "mask"][...] = [[False, True, True]]
-    memory["g", "action"][...] = [[-1, 0, 1]]
-    check(0)
-    memory["g", "action"][...] = [[-1, 2, 1]]
-    with pytest.raises(PolicyError, match="'b' of group 'g' is 2"):
-        check(0)
-    memory["g", "action"][...] = [[np.iinfo(np.int64).min, 0, 3]]
-    with pytest.raises(PolicyError, match="'c' of group 'g' is 3"):
-        check(0)
+@pytest.mark.parametrize("place", range(len(KINDS_OF_ACTIONS)))
+def test_the_first_wrong_action_of_an_agent_that_acts_is_named(place: int) -> None:
+    """In two environments with two groups, whose actions are of two kinds."""
+    random, (*kinds,) = np.random.default_rng(place), KINDS_OF_ACTIONS.values()
+    box = spaces.Box(-1, 1, (1,))
+    groups = {
+        name: GroupDescription(agents, box, space, **options)
+        for name, agents, (space, options) in (
+            ("g", ("a", "b", "c"), kinds[place]),
+            ("h", ("d", "e"), kinds[place - 1]),
+        )
+    }
+    description = EnvDescription("test", groups)
+    memory: Any = allocate(description.row(), (2,))
+    check = action_check(description, memory)
+    outcomes = set()
+    for frame in range(300):
+        wrong = []
+        for name, group in groups.items():
+            acts = random.random((2, group.n_agents)) < 0.8
+            memory[name, "mask"][...] = acts
+            if group.action_mask:
+                legal = random.random((2, group.n_agents, group.n_actions)) < 0.9
+                memory[name, "action_mask"][...] = legal
+            for key, space in leaf_spaces(group.action, (name, "action")):
+                for k, i in np.ndindex(acts.shape):
+                    action, valid = drawn(random, space, one_hot=group.one_hot)
+                    memory[key][k, i] = action
+                    if group.action_mask and valid:
+                        number = action.argmax() if group.one_hot else action
+                        valid = legal[k, i, number]
+                    if acts[k, i] and not valid:
+                        words = "a single 1" if group.one_hot else WORDS[type(space)]
+                        agent = group.agents[i]
+                        taken = (
+                            f"agent {agent!r} of group {name!r} is {action.tolist()}"
+                        )
+                        where = f"in frame {frame} of the batch (environment {k} of"
+                        legally = ", legal" if group.action_mask else ""
+                        wrong.append((f"{taken}, {where}", words, legally))
+        outcomes.add(bool(wrong))
+        if not wrong:
+            check(frame)
+            continue
+        with pytest.raises(PolicyError) as raised:
+            check(frame)
+        text, (place_of_first, words, legally) = str(raised.value), wrong[0]
+        assert place_of_first in text
+        assert words in text.partition(": expected ")[2]
+        assert text.endswith(f"{legally}.")
+    assert outcomes == {False, True}

@@ -2,13 +2,12 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from support.processes import SOON
-from support.scripts import FRESH, Program, run_python, start_python, warm_process
+from support.scripts import Program, run_python, start_python
 
 _TESTS = str(Path(__file__).parents[1])
 
@@ -79,22 +78,6 @@ def run_ranks(
         return outputs(programs)
 
 
-_RANK = """#!{python}
-import os, socket, sys
-
-sys.path.insert(0, {tests!r})
-from support.warm import ask
-
-with socket.socket(socket.AF_UNIX) as connection:
-    connection.connect({address!r})
-    files = {{number: number for number in range(3)}}
-    ask(connection, (sys.argv[2:], os.getcwd(), dict(os.environ), files))
-    connection.recv(10, socket.MSG_WAITALL)  # Its process id.
-    sys.exit(abs(int(connection.recv(10, socket.MSG_WAITALL))))
-"""
-"""What torchrun starts as Python for each rank, which the warm process forks."""
-
-
 def torchrun(
     folder: Path, script: Path, ranks: int, *arguments: str
 ) -> "subprocess.CompletedProcess[str]":
@@ -106,14 +89,6 @@ def torchrun(
         ranks: their number.
         arguments: of the script.
     """
-    variables = _variables()
-    if not FRESH:
-        python = folder / "python"
-        address = warm_process(os.getpid())
-        text = _RANK.format(python=sys.executable, tests=_TESTS, address=address)
-        python.write_text(text)
-        python.chmod(0o700)
-        variables["PYTHON_EXEC"] = str(python)
     return run_python(
         *["-m", "torch.distributed.run", "--standalone"],
         *["--nproc-per-node", str(ranks)],
@@ -121,5 +96,5 @@ def torchrun(
         script,
         *arguments,
         cwd=folder,
-        env=variables,
+        env=_variables(),
     )

@@ -226,11 +226,11 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "must start at 0": (None, described(action=spaces.Discrete(3, start=1))),
     "pair/observation": (None, described(observation=spaces.Text(3))),
     "action_mask leaves pair_0 no action": (put("action_mask", False), MASKED),
-    "action_mask of pair_0, which does not act, must be all True": (
+    "action_mask of pair_1, which does not act, must be all True": (
         at(
             range(9),
             put("action_mask", True),
-            at([2], put("mask", False, 0), put("action_mask", False, (0, 1))),
+            at([2], put("mask", False, 1), put("action_mask", False, (1, 1))),
         ),
         MASKED,
     ),

@@ -1,10 +1,20 @@
 """SerialEnv and ParallelEnv: several environments as one."""
 
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from conformance_tools import ACTION, LENGTH, OBSERVATION, Implementation, forked, times
+from conformance_tools import (
+    ACTION,
+    LENGTH,
+    OBSERVATION,
+    Implementation,
+    check_same,
+    forked,
+    times,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -27,60 +37,73 @@ def env(request: Any, implementation: Any, shared: Any) -> Any:
     return env
 
 
-def acted(env: Any, td: Any = None, action: int = 1) -> Any:
-    """Return a TensorDict with actions for every agent."""
-    td = env.reset() if td is None else td
-    for group in ("walker", "goal"):
-        td[group, "action"] = torch.full_like(
-            td[group, "observation"][..., 0], action
-        ).to(torch.int64)
-    return td
+def acting(number: int = 0) -> Callable[[Any], Any]:
+    """Return a policy whose actions depend on world, agent, frame and a number."""
+
+    def act(td: Any) -> Any:
+        for group in ("walker", "goal"):
+            seen = td[group, "observation"]
+            start = number + torch.arange(len(seen))[:, None]
+            td[group, "action"] = (seen[..., 0] + seen[..., 1] + start).long() % 4
+        return td
+
+    return act
 
 
-def test_the_first_dimension_is_the_environment(env: Any) -> None:
-    assert env.batch_size == (SIZE,)
-    td = env.reset()
-    assert td.batch_size == (SIZE,)
-    assert td[OBSERVATION].shape == (SIZE, 2, 3)
-    assert td["walker"].batch_size == (SIZE, 2)
-    assert td["done"].shape == (SIZE, 1)
-    assert env.num_workers == SIZE
-    assert list(env.label) == ["walk", "walk"]
+MANY: dict[str, Callable[[Implementation], Any]] = {
+    "factories": lambda names: names.SerialEnv(
+        3, [names.make(length=length, zoo_use_mask=True) for length in (3, 4, LENGTH)]
+    ),
+    "a factory": lambda names: names.SerialEnv(
+        3, names.make(zoo_use_mask=True), create_env_kwargs={"length": 2}
+    ),
+    "a factory with options": lambda names: names.SerialEnv(
+        3,
+        names.make(zoo_use_mask=True),
+        create_env_kwargs=[{"length": length} for length in (4, 2, LENGTH)],
+    ),
+}
 
 
-def test_a_step_steps_every_environment(env: Any) -> None:
-    td = acted(env)
-    td[ACTION][1] = 3
-    stepped = env.step(td)
-    assert times(stepped["next"]).tolist() == [1, 1]
-    assert stepped["next", "walker", "reward"][..., 0].tolist() == [[2, 2], [4, 4]]
+def played(env: Any, seed: int) -> list[Any]:
+    """Return what random calls return, each as it is after all of them."""
+    draw = random.Random(seed)
+    td, out = env.reset(), []
+    for _ in range(15):
+        act = acting(draw.randrange(4))
+        call = draw.choice(["step", "step and reset", "reset", "rollout", "continue"])
+        if call == "step and reset":
+            frame, td = env.step_and_maybe_reset(act(td))
+            out.append(frame)
+        elif call in ("rollout", "continue"):
+            options = {"break_when_any_done": draw.random() < 0.5}
+            if call == "continue":
+                options |= {"auto_reset": False, "tensordict": td}
+            out.append(env.rollout(draw.randint(1, 12), act, **options))
+            td = env.reset()
+        else:
+            reset = torch.tensor([[draw.random() < 0.5] for _ in range(3)])
+            if call == "step":
+                frame = env.step(act(td))
+                td, reset = env.step_mdp(frame), frame["next", "done"]
+                out.append(frame)
+            if reset.any():
+                td = env.reset(td.set("_reset", reset.clone())).exclude("_reset")
+        # TorchRL's roots keep the last actions.
+        out.append(td.clone().exclude(ACTION, ("goal", "action")))
+    return out
 
 
-def test_a_step_changes_no_earlier_result(env: Any) -> None:
-    frame = env.step(acted(env))
-    copy = frame.clone()
-    env.step(acted(env, frame["next"].clone()))
-    assert torch.equal(frame["next", *OBSERVATION], copy["next", *OBSERVATION])
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", MANY)
+def test_random_calls_return_the_same(kind: str, seed: int) -> None:
+    def play(implementation: Implementation) -> list[Any]:
+        env = MANY[kind](implementation)
+        out = played(env, seed)
+        env.close()
+        return out
 
-
-def test_a_rollout_has_time_behind_the_environments(env: Any) -> None:
-    td = env.rollout(99)
-    assert td.batch_size == (SIZE, LENGTH)
-    assert td.names[-1] == "time"
-    assert times(td).tolist() == SIZE * [list(range(LENGTH))]
-
-
-def test_a_rollout_takes_a_policy(env: Any) -> None:
-    td = env.rollout(3, lambda td: acted(env, td, 2))
-    assert td.batch_size == (SIZE, 3)
-    assert (td[ACTION] == 2).all()
-    assert (td["next", "walker", "reward"] == 3).all()
-
-
-def test_a_rollout_may_continue_over_episodes(env: Any) -> None:
-    td = env.rollout(2 * LENGTH, break_when_any_done=False)
-    assert times(td).tolist() == SIZE * [[*range(LENGTH), *range(LENGTH)]]
-    assert td["next", "done"].sum() == 2 * SIZE
+    check_same(play)
 
 
 def test_a_rollout_may_end_with_the_last_environment(implementation: Any) -> None:
@@ -91,40 +114,10 @@ def test_a_rollout_may_end_with_the_last_environment(implementation: Any) -> Non
     env.close()
 
 
-def test_a_rollout_ends_with_the_first_environment(implementation: Any) -> None:
-    makes = [implementation.make(length=3), implementation.make(length=5)]
-    env = implementation.SerialEnv(2, makes)
-    assert env.rollout(99).shape == (2, 3)
-    env.close()
-
-
-def test_a_rollout_goes_on_from_a_tensordict(env: Any) -> None:
-    start = env.step(acted(env))["next"]
-    td = env.rollout(2, auto_reset=False, tensordict=start)
-    assert times(td).tolist() == SIZE * [[1, 2]]
-
-
 def test_a_rollout_calls_back(env: Any) -> None:
     calls = []
     env.rollout(3, callback=lambda _, td: calls.append(times(td).tolist()))
     assert len(calls) == 3
-
-
-def test_some_environments_may_be_reset(env: Any) -> None:
-    td = env.step(acted(env))["next"]
-    td = td.exclude("reward").set("_reset", torch.tensor([[True], [False]]))
-    result = env.reset(td)
-    assert times(result).tolist() == [0, 1]
-
-
-def test_step_and_maybe_reset_gives_the_next_root(env: Any) -> None:
-    td = acted(env)
-    for _ in range(LENGTH):
-        stepped, td = env.step_and_maybe_reset(acted(env, td))
-    assert stepped["next", "done"].all()
-    assert not td["done"].any()
-    assert times(td).tolist() == [0, 0]
-    assert times(stepped["next"]).tolist() == [LENGTH, LENGTH]
 
 
 def test_a_random_step_is_a_step(env: Any) -> None:
@@ -166,42 +159,21 @@ def test_private_attributes_are_not_dispatched(env: Any) -> None:
 
 
 def test_some_environments_may_step_alone(env: Any) -> None:
-    td = acted(env).set("_step", torch.tensor([True, False]))
+    td = acting()(env.reset()).set("_step", torch.tensor([True, False]))
     stepped = env.step(td)
     assert times(stepped["next"]).tolist() == [1, 0]
 
 
 def test_actions_of_a_wrong_shape_are_errors(env: Any) -> None:
-    td = acted(env)
+    td = acting()(env.reset())
     td[ACTION] = torch.zeros(SIZE, 2, 7, dtype=torch.int64)
     with pytest.raises((RuntimeError, ValueError)):
         env.step(td)
 
 
-def test_every_environment_may_have_a_factory(implementation: Any) -> None:
-    makes = [implementation.make(length=3), implementation.make(length=4)]
-    env = implementation.SerialEnv(2, makes)
-    td = env.rollout(12, break_when_any_done=False)
-    assert td["next", "done"].sum(1)[:, 0].tolist() == [4, 3]
-    env.close()
-
-
 def test_the_number_of_factories_must_agree(implementation: Any) -> None:
     with pytest.raises((RuntimeError, ValueError)):
         implementation.SerialEnv(3, [implementation.make()] * 2)
-
-
-@pytest.mark.parametrize(
-    ("keywords", "ends"),
-    [({"length": 2}, [3, 3]), ([{"length": 2}, {"length": 3}], [3, 2])],
-)
-def test_keywords_go_to_all_factories_or_to_one(
-    implementation: Any, keywords: Any, ends: list[int]
-) -> None:
-    env = implementation.SerialEnv(2, implementation.make(), create_env_kwargs=keywords)
-    td = env.rollout(6, break_when_any_done=False)
-    assert td["next", "done"].sum(1)[:, 0].tolist() == ends
-    env.close()
 
 
 def test_a_closed_batch_says_so(implementation: Any) -> None:

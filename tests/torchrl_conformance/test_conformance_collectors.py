@@ -48,6 +48,8 @@ def shorter(batch: Any) -> Any:
         {},
         {"frames_per_batch": 6},
         {"frames_per_batch": 7},
+        {"total_frames": 20},
+        {"total_frames": 21},
         {"init_random_frames": None},
         {"init_random_frames": 0},
         {"init_random_frames": -1},
@@ -139,25 +141,11 @@ def test_one_environment_has_no_batch_dimension(implementation: Any) -> None:
     assert batch.shape == (7,)
 
 
-@pytest.mark.parametrize(("total", "count"), [(40, 2), (41, 3)])
-def test_whole_batches_reach_the_total(
-    implementation: Any, total: int, count: int
-) -> None:
-    collector = implementation.collector(None, None, total_frames=total)
-    assert len(collector) == count
-    assert [batch.numel() for batch in first(collector, 99)] == [20] * count
-
-
 def test_an_endless_collector_has_no_length(implementation: Any) -> None:
     collector = implementation.collector()
     with pytest.raises((RuntimeError, TypeError)):
         len(collector)
     collector.shutdown()
-
-
-def test_without_a_policy_actions_are_random(implementation: Any) -> None:
-    (batch,) = first(implementation.collector(None, None, frames_per_batch=80))
-    assert batch[ACTION].unique().tolist() == [0, 1, 2, 3]
 
 
 def test_policy_and_factory_together_are_a_type_error(implementation: Any) -> None:
@@ -181,14 +169,6 @@ def test_long_trajectories_are_truncated(implementation: Any) -> None:
     assert steps.shape == (2, 10, 1)
     assert torch.equal(steps[..., 0].float(), times(batch) + 1)
     assert torch.equal(batch["step_count"][..., 0].float(), times(batch))
-
-
-def test_the_first_frames_may_be_random(implementation: Any) -> None:
-    collector = implementation.collector(None, weight_policy(), init_random_frames=40)
-    collected = first(collector, 3)
-    assert collected[0][ACTION].unique().numel() == 4
-    assert collected[1][ACTION].unique().numel() == 4
-    assert (collected[2][ACTION] == 1).all()
 
 
 def test_environments_may_be_reset_for_every_batch(implementation: Any) -> None:
@@ -273,16 +253,6 @@ def test_a_state_restores_the_policy_and_the_number_of_frames(
     assert (batch[ACTION] == 3).all()
 
 
-def test_weights_may_be_given_as_a_tensordict(implementation: Any) -> None:
-    collector = implementation.collector(None, weight_policy())
-    collection = iter(collector)
-    next(collection)
-    collector.update_policy_weights_(with_value(3.0))
-    batch = next(collection).clone()
-    collector.shutdown()
-    assert (batch[ACTION] == 3).all()
-
-
 def test_the_same_tensordict_may_be_returned(implementation: Any) -> None:
     collector = implementation.collector(None, None, return_same_td=True)
     collection = iter(collector)
@@ -306,33 +276,6 @@ def test_a_frame_has_the_version_of_its_policy(implementation: Any) -> None:
     assert versions[1][0] == versions[0][0] + 1
 
 
-def buffer(size: int = 100) -> Any:
-    """Return a replay buffer of TorchRL, which both fill."""
-    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-
-    return TensorDictReplayBuffer(storage=LazyTensorStorage(size), batch_size=4)
-
-
-@pytest.mark.processes
-def test_a_replay_buffer_gets_the_frames(implementation: Any) -> None:
-    replay = buffer()
-    make = implementation.make()
-    collector = implementation.collector(
-        make, None, replay_buffer=replay, total_frames=40
-    )
-    assert list(collector) == [None, None]
-    collector.shutdown()
-    assert len(replay) == 40
-    assert replay.sample()[OBSERVATION].shape == (4, 2, 3)
-
-
-def test_next_observations_may_be_left_out(implementation: Any) -> None:
-    needs(implementation, "compact_obs")
-    (batch,) = first(implementation.collector(None, None, compact_obs=True))
-    assert ("next", *OBSERVATION) not in batch.keys(True)
-    assert ("next", "walker", "reward") in batch.keys(True)
-
-
 def test_hooks_run_before_and_after_a_batch(implementation: Any) -> None:
     needs(implementation, "pre_collect_hook")
     calls: list[Any] = []
@@ -352,12 +295,6 @@ def test_the_death_of_an_agent_does_not_end_a_trajectory(implementation: Any) ->
     assert len(batch[IDS].unique()) == 2 * 10 // LENGTH
 
 
-def test_shutdown_may_be_repeated(implementation: Any) -> None:
-    collector = implementation.collector()
-    collector.shutdown()
-    collector.shutdown()
-
-
 def test_a_policy_that_reads_an_unknown_key_is_an_error(implementation: Any) -> None:
     policy = TensorDictModule(torch.square, ["nothing"], [ACTION])
     with pytest.raises((KeyError, TypeError, RuntimeError)):
@@ -372,21 +309,6 @@ def test_missing_and_unknown_arguments_are_type_errors(
         implementation.Collector(implementation.batch_of(2), None, **options)
 
 
-def test_another_iteration_continues(implementation: Any) -> None:
-    collector = implementation.collector(None, None, frames_per_batch=6)
-    batch = next(iter(collector)).clone()
-    next_batch = next(iter(collector)).clone()
-    collector.shutdown()
-    assert times(batch)[:, -1].tolist() == [2, 2]
-    assert times(next_batch)[:, 0].tolist() == [3, 3]
-
-
-def test_a_batch_can_be_asked_for(implementation: Any) -> None:
-    collector = implementation.collector(None, None)
-    assert collector.next().shape == (2, 10)
-    collector.shutdown()
-
-
 def test_a_state_under_next_is_read_in_the_next_frame(implementation: Any) -> None:
     def policy(td: Any) -> Any:
         before = td.get("state", None)
@@ -399,14 +321,3 @@ def test_a_state_under_next_is_read_in_the_next_frame(implementation: Any) -> No
     (batch,) = first(implementation.collector(make, policy))
     assert torch.equal(batch["next", "state"], batch["state"] + 1)
     assert torch.equal(batch["state"][:, 1:], batch["next", "state"][:, :-1])
-
-
-def test_batches_own_their_memory_while_they_are_held(implementation: Any) -> None:
-    collector = implementation.collector(None, None)
-    collection = iter(collector)
-    batch = next(collection)
-    copy = batch.clone()
-    for _ in range(3):
-        next(collection)
-    collector.shutdown()
-    assert torch.equal(batch[OBSERVATION], copy[OBSERVATION])

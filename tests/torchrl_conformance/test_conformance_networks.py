@@ -1,14 +1,17 @@
-"""Multi-agent networks and mixers: shapes, independence, parameters, errors."""
+"""Multi-agent networks and mixers: results, weights, and errors."""
 
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from conformance_tools import IMPLEMENTATIONS, Implementation
+from torch import nn
 
 AGENTS, INPUTS, OUTPUTS = 3, 4, 5
-both = pytest.mark.parametrize
-SHARE: Any = both("share_params", [True, False])
+Build = Callable[[Any], Any]
+SHARE: Any = pytest.mark.parametrize("share_params", [True, False])
 
 
 def mlp(implementation: Any, **options: Any) -> Any:
@@ -26,29 +29,65 @@ def mlp(implementation: Any, **options: Any) -> Any:
     return implementation.MultiAgentMLP(**options)
 
 
-def convnet(implementation: Any, **options: Any) -> Any:
-    """Return a convolutional network of three agents with images of 3x20x20."""
-    options = {
+def qmixer(implementation: Any) -> Any:
+    return implementation.QMixer(
+        state_shape=(8, 2), mixing_embed_dim=16, n_agents=AGENTS, device="cpu"
+    )
+
+
+def vdn(implementation: Any) -> Any:
+    return implementation.VDNMixer(n_agents=AGENTS, device="cpu")
+
+
+def drawn(seed: int) -> tuple[Build, tuple[int, ...]]:
+    """Return a network of random options, and the shape of its input."""
+    draw = random.Random(seed)
+    options: dict[str, Any] = {
+        draw.choice(["centralised", "centralized"]): draw.random() < 0.5,
+        "share_params": draw.random() < 0.5,
+        "activation_class": draw.choice([nn.Tanh, nn.ReLU]),
         "n_agents": AGENTS,
-        "centralised": False,
-        "share_params": False,
-        "in_features": 3,
-        "num_cells": [4, 4],
-        "kernel_sizes": [5, 3],
-        "strides": [2, 1],
-        **options,
     }
-    return implementation.MultiAgentConvNet(**options)
+    if seed % 4 == 3:
+        options |= draw.choice([{}, {"num_cells": [4, 6], "kernel_sizes": [5, 3]}])
+        options |= {"in_features": draw.choice([None, 3]), "strides": 2}
+        return lambda names: names.MultiAgentConvNet(**options), (AGENTS, 3, 40, 40)
+    options |= {"n_agent_inputs": draw.choice([None, INPUTS])}
+    options |= {"n_agent_outputs": OUTPUTS}
+    options |= draw.choice(
+        [
+            {"depth": 2, "num_cells": 8},
+            {"depth": 1},
+            {"depth": 3, "num_cells": None},
+            {"num_cells": [8, 16]},
+            {},
+        ]
+    )
+    return lambda names: names.MultiAgentMLP(**options), (AGENTS, INPUTS)
 
 
-def weights(net: Any) -> dict[str, torch.Tensor]:
-    """Return the parameters by layer and name."""
-    parameters = {n.partition(".")[2]: p for n, p in net.named_parameters()}
-    return {n: p for n, p in parameters.items() if n}
+@pytest.mark.parametrize("seed", range(24))
+def test_networks_compute_the_same_with_the_same_weights(seed: int) -> None:
+    pytest.importorskip("torchrl")
+    build, shape = drawn(seed)
+    ours, theirs = (build(Implementation(name)) for name in IMPLEMENTATIONS)
+    x = torch.randn(2, 6, *shape)
+    assert ours(x).shape == theirs(x).shape  # Sizes that are unknown are inferred.
+    sizes = [sum(p.numel() for p in net.parameters()) for net in (ours, theirs)]
+    assert sizes[0] == sizes[1]
+    ours.load_torchrl_state_dict(theirs.state_dict())
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
+    assert ours.centralized == ours.centralised == theirs.centralized
 
 
-def numbers(net: Any) -> int:
-    return sum(parameter.numel() for parameter in net.parameters())
+def test_mixers_compute_the_same_with_the_same_weights() -> None:
+    pytest.importorskip("torchrl")
+    values, state = torch.randn(2, 6, AGENTS, 1), torch.randn(2, 6, 8, 2)
+    for build, inputs in ((vdn, [values]), (qmixer, [values, state])):
+        ours, theirs = (build(Implementation(name)) for name in IMPLEMENTATIONS)
+        if build is qmixer:
+            ours.load_torchrl_state_dict(theirs.state_dict())
+        torch.testing.assert_close(ours(*inputs), theirs(*inputs))
 
 
 @SHARE
@@ -56,72 +95,10 @@ def test_the_first_dimension_of_separate_parameters_is_the_agent(
     implementation: Any, share_params: bool
 ) -> None:
     net = mlp(implementation, share_params=share_params)
-    shapes = {name: tuple(value.shape) for name, value in weights(net).items()}
+    shapes = {n.partition(".")[2]: tuple(p.shape) for n, p in net.named_parameters()}
     lead = () if share_params else (AGENTS,)
     assert shapes["0.weight"] == (*lead, 8, INPUTS)
     assert shapes["4.bias"] == (*lead, OUTPUTS)
-
-
-@SHARE
-@both(
-    "options",
-    [
-        {"num_cells": None},
-        {"depth": None, "num_cells": [8, 16]},
-        {"depth": None, "num_cells": None},
-        {"depth": 1},
-        {"n_agent_inputs": None},
-        {"n_agent_inputs": None, "centralised": True},
-    ],
-)
-def test_networks_have_the_same_size(options: Any, share_params: bool) -> None:
-    pytest.importorskip("torchrl")
-    sizes = []
-    for name in IMPLEMENTATIONS:
-        net = mlp(Implementation(name), share_params=share_params, **options)
-        assert net(torch.randn(2, AGENTS, INPUTS)).shape == (2, AGENTS, OUTPUTS)
-        sizes.append(numbers(net))
-    assert sizes[0] == sizes[1]
-
-
-def test_both_spellings_are_taken(implementation: Any) -> None:
-    options = {"centralized": True, "share_params": True}
-    net = implementation.MultiAgentMLP(INPUTS, OUTPUTS, AGENTS, **options)
-    assert net.centralized
-
-
-@both("missing", ["centralised", "share_params"])
-def test_nothing_is_assumed(implementation: Any, missing: str) -> None:
-    options = {"centralised": True, "share_params": True}
-    del options[missing]
-    with pytest.raises(TypeError):
-        implementation.MultiAgentMLP(INPUTS, OUTPUTS, AGENTS, **options)
-
-
-def test_another_number_of_agents_is_a_value_error(implementation: Any) -> None:
-    with pytest.raises(ValueError, match=r"\b2\b"):
-        mlp(implementation)(torch.randn(7, 2, INPUTS))
-
-
-def test_an_optimiser_may_be_made_before_the_first_call(implementation: Any) -> None:
-    net = mlp(implementation, n_agent_inputs=None)
-    optimiser = torch.optim.SGD(net.parameters(), 0.1)
-    x = torch.randn(AGENTS, INPUTS)
-    before = net(x).detach()
-    net(x).square().sum().backward()
-    optimiser.step()
-    assert not torch.equal(net(x), before)
-
-
-@SHARE
-def test_parameters_may_be_drawn_again(implementation: Any, share_params: bool) -> None:
-    net = mlp(implementation, share_params=share_params)
-    before = [parameter.detach().clone() for parameter in net.parameters()]
-    net.reset_parameters()
-    pairs = list(zip(before, net.parameters(), strict=True))
-    assert all(not torch.equal(old, new) for old, new in pairs)
-    if not share_params:
-        assert all(not torch.equal(new[0], new[1]) for _, new in pairs)
 
 
 @SHARE
@@ -137,46 +114,39 @@ def test_the_network_inside_may_be_initialised(
     assert not net(torch.randn(AGENTS, INPUTS)).any()
 
 
-def test_weights_of_another_shape_are_refused(implementation: Any) -> None:
-    net, wider = mlp(implementation), mlp(implementation, num_cells=9)
-    with pytest.raises((RuntimeError, ValueError)):
-        net.load_state_dict(wider.state_dict())
-
-
 def test_parameters_are_below_params(implementation: Any) -> None:
     names = [name for name, _ in mlp(implementation).named_parameters()]
     assert {name.partition(".")[0] for name in names} == {"params"}
 
 
-def test_the_number_of_channels_may_be_inferred(implementation: Any) -> None:
-    net = convnet(implementation, in_features=None)
-    net(torch.randn(AGENTS, 3, 20, 20))
-    assert numbers(net) == numbers(convnet(implementation))
+def without(name: str) -> Build:
+    options = {"centralised": True, "share_params": True}
+    del options[name]
+    return lambda names: names.MultiAgentMLP(INPUTS, OUTPUTS, AGENTS, **options)
 
 
-def test_vdn_adds_the_values_of_agents(implementation: Any) -> None:
-    mixer = implementation.VDNMixer(n_agents=AGENTS, device="cpu")
-    values = torch.randn(2, 6, AGENTS, 1)
-    torch.testing.assert_close(mixer(values), values.sum(-2))
+def calling(build: Build, *shapes: tuple[int, ...]) -> Build:
+    return lambda names: build(names)(*(torch.randn(*shape) for shape in shapes))
 
 
-def qmixer(implementation: Any) -> Any:
-    return implementation.QMixer(
-        state_shape=(8, 2), mixing_embed_dim=16, n_agents=AGENTS, device="cpu"
-    )
-
-
-@both(
-    "inputs", [((AGENTS, 1), (8, 3)), ((AGENTS + 1, 1), (8, 2)), ((AGENTS, 2), (8, 2))]
+@pytest.mark.parametrize(
+    ("error", "call"),
+    [
+        (TypeError, without("centralised")),
+        (TypeError, without("share_params")),
+        (ValueError, calling(mlp, (7, 2, INPUTS))),
+        (ValueError, calling(qmixer, (4, AGENTS, 1), (4, 8, 3))),
+        (ValueError, calling(qmixer, (4, AGENTS + 1, 1), (4, 8, 2))),
+        (ValueError, calling(qmixer, (4, AGENTS, 2), (4, 8, 2))),
+        ((ValueError, TypeError), calling(vdn, (AGENTS, 1), (8,))),
+        (
+            (RuntimeError, ValueError),
+            lambda n: mlp(n).load_state_dict(mlp(n, num_cells=9).state_dict()),
+        ),
+    ],
 )
-def test_wrong_shapes_of_mixers_are_value_errors(
-    implementation: Any, inputs: Any
+def test_what_does_not_fit_is_an_error(
+    implementation: Any, error: Any, call: Build
 ) -> None:
-    with pytest.raises(ValueError, match=r"\w"):
-        qmixer(implementation)(*(torch.randn(4, *shape) for shape in inputs))
-
-
-def test_a_mixer_without_a_state_takes_none(implementation: Any) -> None:
-    mixer = implementation.VDNMixer(n_agents=AGENTS, device="cpu")
-    with pytest.raises((ValueError, TypeError)):
-        mixer(torch.randn(AGENTS, 1), torch.randn(8))
+    with pytest.raises(error, match=r"\w"):
+        call(implementation)

@@ -164,43 +164,6 @@ def test_optimisers_alone_reach_no_worker(running: Running) -> None:
     assert all((batch[ACTION] == 1).all() for batch in batches)
 
 
-def test_equal_seeds_give_equal_observations(implementation: Any) -> None:
-    observations = []
-    running = Running(implementation, "MultiSyncCollector", cat_results="stack")
-    for seed in (0, 0, 1):
-        running.collector.set_seed(seed)
-        running.collector.reset()
-        observations.append(running.next()[OBSERVATION])
-    running.close()
-    assert torch.equal(observations[0], observations[1])
-    assert not torch.equal(observations[0], observations[2])
-
-
-def wrong(td: Any) -> Any:
-    raise ZeroDivisionError("the policy's own error")
-
-
-def test_an_error_of_a_worker_is_raised(implementation: Any) -> None:
-    with forked(), pytest.raises(Exception, match=r"\w"):  # noqa: PT012
-        collector = implementation.MultiSyncCollector(
-            [implementation.make()], wrong, frames_per_batch=5, total_frames=10
-        )
-        next(iter(collector))
-
-
-def test_a_factory_builds_the_policy_in_the_workers(implementation: Any) -> None:
-    with forked():
-        collector = implementation.MultiSyncCollector(
-            2 * [implementation.make()],
-            policy_factory=weight_policy,
-            frames_per_batch=12,
-            total_frames=12,
-        )
-        (batch,) = [batch.clone() for batch in collector]
-    collector.shutdown()
-    assert (batch[ACTION] == 1).all()
-
-
 def test_a_frame_that_terminated_is_also_truncated_at_the_end(sync: Any) -> None:
     (batch, _) = sync(set_truncated=True, frames_per_batch=2 * LENGTH)
     assert batch["next", "terminated"][:, -1].all()

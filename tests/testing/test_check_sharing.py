@@ -1,28 +1,30 @@
 # ruff: noqa: NPY002 - environments here use the global generator.
-"""Environments that share something with each other, and odd ones that do not.
+"""check_env reports what environments of one process share outside of themselves.
 
 All are one game of two agents, with an observation ``[seed, steps, total, draw]`` of
 float64: the seed of the episode, its steps, the sum of all actions, and a random number
-drawn in this step. ``consistent`` knows what a batch of one of them must look like.
-They differ in where they keep the sum, and in where they draw from. Processes of
-ParallelEnv import this module, so it does not import torch.
+drawn in this step. They differ in where they keep the sum, and in where they draw from.
 """
 
 import ctypes
 import random
-import tempfile
-from collections import defaultdict
-from collections.abc import Callable
-from functools import lru_cache
+import re
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 from gymnasium import spaces
+
+pytest.importorskip("torch")
+pytest.importorskip("pettingzoo")
+
+import torch
 from pettingzoo import ParallelEnv
 
-if TYPE_CHECKING:
-    from tensordict import TensorDictBase
+from marl_collect import ContractError, check_env
+from marl_collect.envs import PettingZooWrapper
 
 STEPS = 5
 SPACE = spaces.Box(-np.inf, np.inf, (4,), np.float64)
@@ -145,7 +147,7 @@ class InCache(Game):
 class InFile(Game):
     """Keeps the sum in a file, which has the same path for all."""
 
-    path = Path(tempfile.gettempdir()) / "marl_collect_test_total"
+    path: ClassVar[Path]
 
     def write(self, total: int) -> None:
         self.path.write_text(str(total), encoding="utf-8")
@@ -190,13 +192,9 @@ class FromTorch(Game):
     """Draws from torch's global generator."""
 
     def begin(self, seed: int) -> None:
-        import torch
-
         torch.manual_seed(seed)
 
     def draw(self) -> float:
-        import torch
-
         return float(torch.rand((), dtype=torch.float64))
 
 
@@ -246,106 +244,49 @@ class Remembers(Game):
         return MEMO.setdefault(self.table[self.total], identity(self.total))
 
 
-class OneArray(Game):
-    """Returns the same arrays in every step, and changes one list of agents."""
-
-    def __init__(self) -> None:
-        self.array = np.zeros(4)
-        self.agents = []
-
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        listed = self.agents
-        returned = super().reset(seed, options)
-        listed[:], self.agents = self.agents, listed
-        return returned
-
-    def observe(self, draw: float) -> dict[Any, Any]:
-        self.array[:] = [self.seed or 0, self.steps, self.read(), draw]
-        return dict.fromkeys(self.agents, self.array)
+def wrapped(kind: type[Game]) -> Any:
+    return PettingZooWrapper(kind())
 
 
-class ReadOnly(Game):
-    """Returns arrays that nobody may write, and flags and rewards of NumPy."""
-
-    def observe(self, draw: float) -> dict[Any, Any]:
-        observed = super().observe(draw)
-        for array in observed.values():
-            array.flags.writeable = False
-        return observed
-
-    def step(self, actions: Any) -> Any:
-        observed, rewards, terminated, truncated, infos = super().step(actions)
-        return (
-            observed,
-            {agent: np.float32(reward) for agent, reward in rewards.items()},
-            {agent: np.bool_(flag) for agent, flag in terminated.items()},
-            {agent: np.array(flag) for agent, flag in truncated.items()},
-            defaultdict(dict, infos),
-        )
-
-
-class NumberedAgents(Game):
-    """Has agents whose names are numbers."""
-
-    possible_agents: list[Any] = [0, 1]
-
-
-_DRAWS: dict[type[Game], Callable[[int], list[float]]] = {}
-
-
-def _numpy(seed: int) -> list[float]:
-    return np.random.RandomState(seed).random_sample(STEPS).tolist()
-
-
-def _python(seed: int) -> list[float]:
-    own = random.Random(seed)
-    return [own.random() for _ in range(STEPS)]
-
-
-def _torch(seed: int) -> list[float]:
-    import torch
-
-    own = torch.Generator().manual_seed(seed)
-    return [
-        float(torch.rand((), dtype=torch.float64, generator=own)) for _ in range(STEPS)
-    ]
-
-
-_DRAWS |= {
-    FromNumPy: _numpy,
-    FromPython: _python,
-    FromTorch: _torch,
-    OwnGenerator: _numpy,
-    RestoresGenerator: _numpy,
+_ONE_GLOBAL = "They share what changes in an episode: "
+REPORTED: dict[type[Game], str] = {
+    InClassList: f"{_ONE_GLOBAL}the class attribute InClassList.totals",
+    InClassDict: f"{_ONE_GLOBAL}the class attribute InClassDict.totals",
+    InModule: f"{_ONE_GLOBAL}the global {__name__}.TOTAL",
+    InCache: f"{_ONE_GLOBAL}the attribute InCache.board",
+    InFile: "Look for state outside of the object: .* files",
+    InLibrary: "Look for state outside of the object: .* libraries",
+    FromNumPy: r"They draw from NumPy's global generator \(np.random\)",
+    FromPython: r"They draw from Python's global generator \(random\)",
+    FromTorch: "They draw from torch's global generator",
 }
 
 
-def consistent(batch: "TensorDictBase", kind: type[Game]) -> bool:
-    """Return whether ``batch``, ``[B, T]`` from resets on, has no foreign data."""
-    import torch
+@pytest.mark.parametrize("episodes", [1, 2, 3])
+@pytest.mark.parametrize("kind", REPORTED)
+def test_what_environments_share_is_reported(
+    kind: type[Game],
+    episodes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(InFile, "path", tmp_path / "total", raising=False)
+    before = states()
+    with pytest.raises(ContractError) as raised:
+        check_env(partial(wrapped, kind), episodes=episodes)
+    (finding,) = raised.value.findings
+    assert "Two environments of one process change each other's episodes" in finding
+    assert re.search(r"player/observation differs in step [1-3]", finding)
+    assert re.search(REPORTED[kind], finding)
+    if issubclass(kind, (InClassList, InCache)):  # The search for causes draws, too.
+        assert states() == before
 
-    draws = _DRAWS.get(kind, lambda seed: [0.0] * STEPS)
-    names = batch.keys(True)
-    agents = [key for key in batch.keys() if ("next", key, "reward") in names]
-    before, after, actions = (
-        torch.cat([source[g, name] for g in agents], 2)
-        for source, name in (
-            (batch, "observation"),
-            (batch["next"], "observation"),
-            (batch, "action"),
-        )
-    )
-    for environment in range(len(batch)):
-        total, expected = 0.0, [0.0, 0.0, 0.0, 0.0]
-        for t in range(batch.shape[1]):
-            seen = before[environment, t]
-            if t % STEPS == 0:
-                total, seed = 0.0, float(seen[0, 0])
-                expected = [seed, 0.0, 0.0, 0.0]
-            total += float(actions[environment, t].sum())
-            now = [seed, t % STEPS + 1.0, total, draws(int(seed))[t % STEPS]]
-            rows = seen.tolist() + after[environment, t].tolist()
-            if rows != [expected] * len(seen) + [now] * len(seen):
-                return False
-            expected = now
-    return True
+
+def states() -> tuple[Any, list[int]]:
+    numbers: Any = np.random.get_state()[1]
+    return random.getstate(), numbers.tolist()
+
+
+@pytest.mark.parametrize("kind", [Game, OwnGenerator, RestoresGenerator, Remembers])
+def test_odd_ones_that_share_nothing_pass(kind: type[Game]) -> None:
+    check_env(partial(wrapped, kind))
