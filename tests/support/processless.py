@@ -33,7 +33,10 @@ _STARTS: Final = (
 An audit hook would see them too, but Python calls it for every ``id()`` as well, which
 copies of modules and walks through their state use all the time.
 """
-_LOOK_UPS: Final = ("ctypes.util", "glfw.library", "platform", "uuid")
+_LOOK_UPS: Final = (
+    *("ctypes.util", "glfw.library", "platform", "uuid"),
+    "matplotlib.font_manager",  # Once per computer, before there is a list of fonts.
+)
 """Modules that ask a program, such as ``ldconfig`` or ``uname``, when libraries are
 imported. No test is about that."""
 
