@@ -177,6 +177,8 @@ def test_the_progress_fits_into_80_columns_and_shows_the_time_left() -> None:
     text = drawn(display)
     assert "25,000,000/100,000,000 frames" in text
     assert "0:00 left" in text
+    frames = 10**8 + 50  # Batches are whole.
+    assert "100,000,000/100,000,000 frames" in drawn(display)
 
 
 def test_a_conversion_shows_its_progress_in_80_columns() -> None:

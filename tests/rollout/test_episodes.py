@@ -120,6 +120,7 @@ def test_actions_of_running_episodes_are_kept_and_others_are_dropped() -> None:
         pairs = zip(mark._blocks, actions._blocks, strict=True)
         assert all(block is held for block, held in pairs)  # It copies none.
         loaded = SlotActions([ACTION], 20)
+        append_slots(loaded, [[] for _ in range(20)], seed, seed % 4)  # Are replaced.
         loaded.load(actions.mark().cut())
         assert_taken(loaded.mark(), expected)
         actions = loaded if seed % 3 == 1 else actions
