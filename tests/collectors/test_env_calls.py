@@ -43,6 +43,10 @@ class Windy(EnvWrapper):
         if self.wind == wind:
             raise OSError(f"no wind of {wind}")
 
+    def rise(self, wind: float) -> None:
+        self.fail(5.0)
+        self.wind = wind
+
 
 def collector_of(kind: Any, env: Any = Windy, **options: Any) -> Any:
     factories = [env] * options.pop("environments", ENVS)
@@ -172,6 +176,20 @@ def test_a_call_whose_result_cannot_be_sent_is_made_again_by_a_replacement() -> 
         batch = collector.next()
         assert collector.stats()["restarts"] == ENVS
     assert (winds(batch) == 1.5).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"envs_per_worker": ENVS, "environments": 1}])
+def test_a_state_has_a_call_where_it_succeeded(options: Any) -> None:
+    kind = MultiSyncCollector if options else Collector
+    with collector_of(kind, **options) as collector:
+        collector.call_env("set_wind", 5.0, environments=[2])
+        with pytest.raises(OSError, match="no wind"):
+            collector.call_env("rise", 1.0, environments=[1, 2, 3])
+        collector.next()
+        state = collector.state_dict()
+    with collector_of(kind, **options) as other:
+        other.load_state_dict(state)
+        assert winds(other.next())[:, 0].tolist() == [0, 1, 5, 1]
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
