@@ -32,6 +32,7 @@ Nobody waits for ever with ``max_frames_per_traj``, whose key is ``step_count``.
 """
 _IDS = ("collector", "traj_ids")
 _MASK = ("collector", "mask")
+_NO_FRAMES = "The batch has no valid frames to split into trajectories."
 
 
 def split_trajectories(
@@ -62,7 +63,7 @@ def split_trajectories(
         ``[n, longest]``, with bool ``mask`` beside the ids, True where valid.
 
     Raises:
-        ValueError: if ``as_nested`` is another layout.
+        ValueError: if ``as_nested`` is another layout, or there are no valid frames.
     """
     if as_nested not in (False, True, torch.jagged, torch.strided):
         raise ValueError(
@@ -72,10 +73,12 @@ def split_trajectories(
     data = rollout_tensordict
     ids_key = _ids_key(data, prefix, trajectory_key)
     mask_key = (*ids_key[:-1], "mask")
-    frames = data.shape[-1]
+    if 0 in data.shape:
+        raise ValueError(_NO_FRAMES)
     flat = data.reshape(-1)
     starts = torch.zeros(flat.shape[0], dtype=torch.bool, device=flat.device)
-    starts[::frames] = True
+    starts[:: data.shape[-1]] = True
+    valid = torch.ones_like(starts)
     ids = flat.get(ids_key, None)
     if ids is None:
         flag = key_path(done_key or "done")
@@ -84,14 +87,16 @@ def split_trajectories(
         starts[1:] |= done[:-1]
     else:
         starts[1:] |= ids[1:] != ids[:-1]
-        valid = ids != -1
-        if mask_key in flat.keys(include_nested=True):
-            valid &= flat.get(mask_key)
-        # The first valid frame of a row begins a piece, even after invalid frames.
-        pieces = starts.cumsum(0)[valid]
-        flat = flat[valid]
-        starts = torch.ones_like(pieces, dtype=torch.bool)
-        starts[1:] = pieces[1:] != pieces[:-1]
+        valid &= ids != -1
+    if mask_key in flat.keys(include_nested=True):
+        valid &= flat.get(mask_key)
+    # The first valid frame of a row begins a piece, even after invalid frames.
+    pieces = starts.cumsum(0)[valid]
+    if not len(pieces):
+        raise ValueError(_NO_FRAMES)
+    flat = flat[valid]
+    starts = torch.ones_like(pieces, dtype=torch.bool)
+    starts[1:] = pieces[1:] != pieces[:-1]
     begins = starts.nonzero().flatten()
     ends = torch.cat([begins[1:], begins.new_tensor([flat.shape[0]])])
     if as_nested == torch.jagged:

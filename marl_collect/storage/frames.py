@@ -109,7 +109,7 @@ class Transitions(Loadable):
         once, in parts.
 
         Args:
-            keys: numeric keys at the root, such as ``("agent", "observation")``.
+            keys: numeric keys, such as ``("agent", "observation")``.
 
         Raises:
             KeyError: if a key does not exist.

@@ -18,6 +18,7 @@ from marl_collect.buffers.layout import VALID
 from marl_collect.core.description import Key
 from marl_collect.core.ranks import Ranks
 from marl_collect.core.seeding import LARGEST_SEED, Purpose, draw_seed, generator_for
+from marl_collect.core.tensordicts import key_path
 from marl_collect.options import Option, Options, method, require
 from marl_collect.storage.statistics import Moments
 
@@ -125,15 +126,17 @@ class Loadable(abc.ABC):
 
         Args:
             moments: of each key to normalise; see ``Transitions.moments``. The same key
-                under ``next`` is normalised too.
+                under ``next`` is normalised too, by its own moments if there are any.
 
         Raises:
             KeyError: if the items have no such key.
         """
-        (item,) = self.__getitems__([0]).unbind(0)
-        for key in moments:
-            item[key]  # Raises a KeyError that says what there is.
-        read = partial(_normalised, self, moments)
+        by_key = {key_path(key): of_key for key, of_key in moments.items()}
+        nothing = self.__getitems__([])
+        for key in by_key:
+            nothing[key]  # Raises a KeyError that says what there is.
+        after: dict[Key, Moments] = {("next", *key): by_key[key] for key in by_key}
+        read = partial(_normalised, self, after | by_key)
         return Items(f"{self!r}, normalised: {list(moments)}", len(self), read)
 
 
@@ -141,7 +144,7 @@ class Loadable(abc.ABC):
 class Items(Loadable):
     """Items that are made of others when they are read: ``read([0, 1])`` returns two.
 
-    ``items[i]`` is one item, and a loop yields all of them.
+    ``items[i]`` is one item, a slice reads several, and a loop yields all of them.
     """
 
     def __init__(
@@ -152,7 +155,9 @@ class Items(Loadable):
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, index: int) -> TensorDict:
+    def __getitem__(self, index: int | slice) -> TensorDict:
+        if isinstance(index, slice):
+            return self.__getitems__(range(len(self))[index])
         return self.__getitems__([operator.index(index)])[0]
 
     def __iter__(self) -> Iterator[TensorDict]:
@@ -171,15 +176,14 @@ def _normalised(
     items = source.__getitems__(indices.tolist())
     padding = items.get(VALID, None)
     for key, of_key in moments.items():
-        for name in (key, ("next", *key)):
-            values = items.get(name, None)
-            if values is None:
-                continue
-            scaled = (values.float() - of_key.mean) / of_key.std.clamp(min=_LEAST_STD)
-            if padding is not None:
-                shape = (*padding.shape, *[1] * (scaled.ndim - padding.ndim))
-                scaled *= padding.view(shape)
-            items.set(name, scaled)
+        values = items.get(key, None)
+        if values is None:
+            continue
+        scaled = (values.float() - of_key.mean) / of_key.std.clamp(min=_LEAST_STD)
+        if padding is not None:
+            shape = (*padding.shape, *[1] * (scaled.ndim - padding.ndim))
+            scaled *= padding.view(shape)
+        items.set(key, scaled)
     return items
 
 

@@ -63,7 +63,7 @@ def moments_of(
             if tensor.is_complex():
                 raise ValueError(f"{key} is complex: moments are of real numbers.")
             values = tensor.double()
-            if key[0] in names:
+            if key[key[0] == "next"] in names:
                 values = values.flatten(0, 1)
             variance = mean = values.new_zeros(values.shape[1:])
             if values.numel():  # Otherwise torch warns.

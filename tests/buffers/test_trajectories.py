@@ -44,6 +44,13 @@ def test_nested_trajectories_may_be_jagged(batch: Any) -> None:
 def test_padding_is_no_trajectory(batch: Any) -> None:
     padded = split_trajectories(batch)
     assert (split_trajectories(padded) == padded).all()
+    mask = padded["collector", "mask"]
+    again = split_trajectories(padded.exclude(("collector", "traj_ids")))
+    assert torch.equal(again["collector", "mask"], mask)
+    mask = torch.zeros_like(mask)
+    for nothing in (batch[:0], batch[:, :0], padded.set(("collector", "mask"), mask)):
+        with pytest.raises(ValueError, match="no valid frames to split"):
+            split_trajectories(nothing)
 
 
 def test_other_layouts_are_refused(batch: Any) -> None:

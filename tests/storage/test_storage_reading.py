@@ -125,6 +125,24 @@ def check_moments(trajectories: Trajectories, pieces: Any, padded: Any) -> None:
         torch.testing.assert_close(scaled[key], expected, equal_nan=True)
 
 
+def test_values_under_next_are_normalised_by_their_own_moments(dataset: Any) -> None:
+    key, after = ("hunter", "observation"), ("next", "hunter", "observation")
+    moments = dataset.transitions.moments(key, after)
+    values = dataset.transitions[:][after].double().flatten(0, 1)
+    torch.testing.assert_close(moments[after].mean, values.mean(0).float())
+    (scaled,) = dataset.transitions.normalised(moments).loader(600, shuffle=False)
+    for name in (key, after):
+        (alone,) = (
+            dataset.transitions.select(name)
+            .normalised({name: moments[name]})
+            .loader(600, shuffle=False)
+        )
+        assert torch.equal(scaled[name], alone[name])
+    by_name = {"state": dataset.transitions.moments("state")["state",]}
+    (scaled,) = dataset.transitions.normalised(by_name).loader(600, shuffle=False)
+    assert scaled["next", "state"].mean().abs() < 1
+
+
 def test_unusual_batches_come_back(tmp_path: Path) -> None:
     zeros = Stream().batch()
     zeros["g", "observation"].zero_()
@@ -271,6 +289,11 @@ def test_pieces_overlap_and_have_frames_in_front(
             assert not sequence[~mask]["hunter", "observation"].any()
     assert next(remaining, None) is None
     assert (sequences[-1] == sequences[len(sequences) - 1]).all()
+    assert (sequences[-2:] == sequences.__getitems__([-2, -1])).all()
+    moments = dataset.transitions.moments("state")
+    for nothing in (episodes[:0], episodes[:0].transitions, sequences):
+        assert len(nothing.normalised(moments)) == len(nothing)
+        assert len(nothing.normalised(moments).__getitems__([])) == 0
 
 
 @pytest.mark.parametrize("n", [1, 3])
