@@ -302,6 +302,8 @@ class Delivery:
                 "postproc must return the batch for the replay_buffer, but it returned "
                 f"{out!r:.100}."
             )
+        if 0 in out.shape:  # TorchRL's buffers refuse this.
+            return None
         if storage_dims(options.replay_buffer) == 1:
             out = out.reshape(-1)
             if VALID in out.keys(include_nested=True):

@@ -311,10 +311,11 @@ def open_cache(
             is_of_dataset = isinstance(error, FileNotFoundError)
             if is_of_dataset or error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
+            # NumPy's errors of a full disk have a text only.
             raise type(error)(
-                error.errno,
-                f"The cache of the dataset cannot be written ({error.strerror}): pass "
-                "cache=, a folder with free space that may be written to",
+                error.errno or errno.EIO,
+                f"The cache of the dataset cannot be written ({error.strerror or error}"
+                "): pass cache=, a folder with free space that may be written to",
                 str(folder),
             ) from error
     return files, _mapped(folder, state, columns)

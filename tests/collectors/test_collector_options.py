@@ -260,11 +260,14 @@ def test_a_buffer_needs_the_batch_of_postproc(dims: int, returned: Any) -> None:
         Collector(
             CountingEnv,
             frames_per_batch=8,
-            postproc=lambda _: returned,
+            postproc=lambda batch: batch[:0] if empty else returned,
             replay_buffer=torchrl_data.ReplayBuffer(storage=storage),
         ) as collector,
         pytest.raises(TypeError, match=f"postproc .* returned {returned}"),
     ):
+        empty = True  # It may leave out all frames.
+        assert collector.next() is None
+        empty = False
         collector.next()
 
 

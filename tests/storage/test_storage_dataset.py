@@ -162,6 +162,18 @@ def test_a_cache_that_cannot_be_built_says_why(
     assert read(open_dataset(local, cache=tmp_path / "cache")) == read(local)
 
 
+def test_a_full_disk_without_an_error_number_is_named(
+    local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(*_: Any) -> None:
+        raise OSError("6696 requested and 4096 written")  # By NumPy, so without one.
+
+    monkeypatch.setattr(np, "save", save)
+    shutil.rmtree(local / ".cache")
+    with pytest.raises(OSError, match=r"\(6696 requested and 4096 w.*pass cache="):
+        open_dataset(local)
+
+
 def test_a_reader_that_waited_keeps_the_newer_cache(
     local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
