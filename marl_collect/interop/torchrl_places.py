@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
-import torch
 from gymnasium import spaces
 from torchrl.data import Composite, MultiOneHot, OneHot
 from torchrl.envs import EnvBase, TransformedEnv
@@ -18,7 +16,6 @@ from marl_collect.core.description import EnvDescription, GroupDescription, Key,
 from marl_collect.errors import counted
 from marl_collect.interop.torchrl_specs import REWARD_SUM, Space, space_of
 
-_BOOL: Any = np.bool_
 SINGLE = "agents"
 """Name of the group of an environment without groups."""
 
@@ -68,10 +65,7 @@ def describe(
     root: dict[str, Space] = {}
     if SINGLE not in places or places[SINGLE].prefix:
         for name, spec in env.full_observation_spec_unbatched.items():
-            if name not in groups and spec.dtype == torch.bool:
-                # Policies use it as a mask, such as that of InitTracker.
-                root[name] = spaces.Box(0, 1, tuple(spec.shape), _BOOL)
-            elif name not in groups:
+            if name not in groups:
                 root[name] = space_of(spec, (), name)
     name = type(_inside(env)).__name__
     description = EnvDescription(name, groups, root, repeats=repeats)
@@ -106,7 +100,7 @@ def _group(env: EnvBase, name: str, prefix: Key) -> tuple[GroupDescription, Plac
     if isinstance(action, OneHot):
         chosen = cast("Space", spaces.Discrete(int(action.space.n)))
     else:
-        chosen = space_of(action, lead, f"{name}/action")
+        chosen = space_of(action, lead, f"{name}/action", is_action=True)
     inner = _part(env.full_observation_spec_unbatched, prefix)
     acts = bool(prefix) and "mask" in inner and tuple(inner["mask"].shape) == lead
     legal = isinstance(chosen, spaces.Discrete) and "action_mask" in inner

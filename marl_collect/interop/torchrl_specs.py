@@ -33,6 +33,7 @@ Space = spaces.Space[object]
 Shape = tuple[int, ...]
 
 REWARD_SUM = "episode_reward"
+_BOOL: Any = np.bool_
 
 
 def observation_spec(description: EnvDescription, batch: Shape) -> Composite:
@@ -112,19 +113,26 @@ def nest(
     return root
 
 
-def space_of(spec: TensorSpec, lead: Shape, where: str) -> Space:
+def space_of(
+    spec: TensorSpec, lead: Shape, where: str, *, is_action: bool = False
+) -> Space:
     """Return the space of one agent.
 
     Args:
         spec: of all agents; Composite specs become Dict spaces.
         lead: leading dimensions, which are not part of the space: ``(n,)`` or ``()``.
         where: the key, for messages.
+        is_action: whether bool values are stored as integers. Otherwise they stay bool,
+            because policies use them as masks, such as that of ``InitTracker``.
 
     Raises:
         TypeError: if no space corresponds to the spec.
     """
     if isinstance(spec, Composite):
-        inner = {k: space_of(v, lead, f"{where}/{k}") for k, v in spec.items()}
+        inner = {
+            k: space_of(v, lead, f"{where}/{k}", is_action=is_action)
+            for k, v in spec.items()
+        }
         return cast("Space", spaces.Dict(inner))
     shape = tuple(spec.shape)
     if shape[: len(lead)] != lead:
@@ -132,6 +140,8 @@ def space_of(spec: TensorSpec, lead: Shape, where: str) -> Space:
             f"{where} has the shape {list(shape)}: expected the agents' dimensions "
             f"{list(lead)} first, followed by the shape of one agent."
         )
+    if spec.dtype == torch.bool and not is_action:
+        return cast("Space", spaces.Box(0, 1, shape[len(lead) :], _BOOL))
     return cast("Space", _space(spec, shape[len(lead) :], len(lead), where))
 
 

@@ -164,6 +164,7 @@ def _played(
     return EvaluationRecord(
         frames,
         sum(len(returns) for returns in evaluation.episodes[0].returns.values()),
-        [round(value, 3) for value in evaluation.team_returns],
+        # Nine digits of any scale; the last bits depend on the machine.
+        [float(f"{value:.9g}") for value in evaluation.team_returns],
         evaluation.lengths,
     )

@@ -137,6 +137,7 @@ class Drawn(EnvBase):
         if self.about.seen == "several":
             specs["picture"] = Bounded(0, 255, (*lead, 2, 2), dtype=torch.uint8)
             specs["wide"] = Unbounded((*lead, 1), dtype=torch.float64)
+            specs["lit"] = Binary(shape=(*lead, 1), dtype=torch.bool)
         if self.about.legal:
             specs["action_mask"] = Binary(shape=(*lead, 4), dtype=torch.bool)
         if self.about.waits:
@@ -187,6 +188,7 @@ class Drawn(EnvBase):
             "lamp": lamp,
             "picture": picture.expand(*self.number.shape, 2, 2),
             "wide": self.number[..., None].double() / 3,
+            "lit": self.number[..., None] % 5 == 0,
             "action_mask": (self.number % 4)[..., None] >= choices,
             "mask": self._acts(),
             "episode_reward": self.total[..., None],

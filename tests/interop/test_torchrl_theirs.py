@@ -45,7 +45,7 @@ from marl_collect.interop.torchrl_specs import space_of
 from marl_collect.models import MultiAgentMLP, QMixer
 
 SINGLE = Shape(groups={"agents": 1}, single=True)
-SEEN = {"none": [], "one": ["lamp"], "several": ["lamp", "picture", "wide"]}
+SEEN = {"none": [], "one": ["lamp"], "several": ["lamp", "picture", "wide", "lit"]}
 
 
 class Loop:

@@ -374,8 +374,9 @@ def test_a_return_that_is_not_finite_is_an_error(value: Any, tmp_path: Path) -> 
     folder = RunFolder(tmp_path)
     with pytest.raises(ValueError, match="reward of agents in an evaluation is NaN"):
         evaluate_policy(evaluator, ONE, folder, {}, frames=0)
-    evaluator = Returning(1.0)
-    assert evaluate_policy(evaluator, ONE, folder, {}, frames=0).team == 1.0
+    for exact, stored in ((1.0, 1.0), (0.1 + 0.2, 0.3), (-2e-5 / 3, -6.66666667e-6)):
+        evaluator = Returning(exact)
+        assert evaluate_policy(evaluator, ONE, folder, {}, frames=0).team == stored
 
 
 @pytest.mark.processes

@@ -492,8 +492,8 @@ def test_a_run_s_policy_acts_as_it_did_and_training_goes_on(
         evaluation = evaluate(
             policy, MASKED, episodes=2, num_workers=1, envs_per_worker=2, seeds=SEED
         )
-        returns = [round(value, 3) for value in evaluation.team_returns]
-        assert returns == result["best"]["team_returns"]
+        returns = pytest.approx(evaluation.team_returns)
+        assert result["best"]["team_returns"] == returns
     convolutions = [m for m in policy.modules() if isinstance(m, MultiAgentConvNet)]
     assert {str(net.dtype) for net in convolutions} == {f"torch.{dtype}"}
     last = load_policy(tmp_path / LAST, MASKED).state_dict()
