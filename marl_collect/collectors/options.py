@@ -823,7 +823,7 @@ def _check_batches(options: BatchOptions) -> None:
 
 
 def _check_ranks(options: BatchOptions) -> None:
-    """Check that all ranks deliver the same number of batches.
+    """Check which ranks collect, and that they deliver the same number of batches.
 
     Raises:
         ValueError: if that depends on what each of them collects.
@@ -834,10 +834,19 @@ def _check_ranks(options: BatchOptions) -> None:
             "worker_idx numbers environments, and so do rank and world_size: pass rank "
             "and world_size without worker_idx."
         )
-    if options.ranks.world_size == 1 or options.total_frames is None:
-        return
-    if options.preempts or options.trajs_per_batch is not None:
+    several = options.ranks.world_size > 1  # Checks the numbers too.
+    if several and (options.preempts or options.trajs_per_batch is not None):
         name = "preemptive_threshold" if options.preempts else "trajs_per_batch"
+        refuse_ranks(options, name)
+
+
+def refuse_ranks(options: BatchOptions, name: str) -> None:
+    """Refuse several ranks that end at ``total_frames``, because of what is named.
+
+    Raises:
+        ValueError: if there are several, and they end there.
+    """
+    if options.ranks.world_size > 1 and options.total_frames is not None:
         raise ValueError(
             f"With {name}, the ranks of a job would reach total_frames after different "
             "numbers of batches, and some would wait for the others forever: omit "

@@ -11,7 +11,7 @@ from marl_collect.buffers.slots import Slots
 from marl_collect.collectors import messages
 from marl_collect.collectors.arguments import sized_workers
 from marl_collect.collectors.delivery import FilledSlot
-from marl_collect.collectors.options import CollectorOptions
+from marl_collect.collectors.options import CollectorOptions, refuse_ranks
 from marl_collect.collectors.publish import Publisher
 from marl_collect.collectors.workers import Workers
 from marl_collect.core.batch import consecutive
@@ -73,16 +73,13 @@ class Teams:
             raise
         layout = self._slots[0].layout
         self.shape = (layout, self.sizes, self._frames) if team is None else None
-        of_worker = list(map(operator.mul, frames, self.sizes))
-        of_team = {sum(of_worker[k] for k in team) for team in self._teams}
-        self.batch_frames = max(of_team)
-        self.equal_batches = len(of_team) == 1 and not options.preempts
 
     def _allocate(self) -> tuple[list[range], list[Slots]]:
         """Return the workers of each team, and its slots.
 
         Raises:
-            ValueError: if ``cat_results`` needs equal workers, but they differ.
+            ValueError: if ``cat_results`` needs equal workers, or several ranks need
+                equal batches, but they differ.
         """
         if self._options.cat_results is not None and len(set(self.sizes)) > 1:
             raise ValueError(
@@ -92,6 +89,12 @@ class Teams:
         size = self._team or len(self._workers)
         starts = range(0, len(self._workers), size)
         teams = [range(start, start + size) for start in starts]
+        of_worker = list(map(operator.mul, self._frames, self.sizes))
+        of_team = {sum(of_worker[k] for k in team) for team in teams}
+        self.batch_frames = max(of_team)
+        self.equal_batches = len(of_team) == 1 and not self._options.preempts
+        if not self.equal_batches:
+            refuse_ranks(self._options, "batches of several sizes")
         # The user holds one while another is filled. One that is filled ahead may be
         # delivered while the user still holds the last.
         prepared = 3 if self._collects_ahead else 2

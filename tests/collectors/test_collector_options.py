@@ -157,6 +157,11 @@ def test_joined_batches_need_equal_workers(how: Any) -> None:
         MultiSyncCollector([of(1), of(2)], frames_per_batch=12, cat_results=how)
 
 
+def test_ranks_that_end_together_need_equal_batches() -> None:
+    with pytest.raises(ValueError, match=r"several sizes, the ranks .* numbers of bat"):
+        MultiAsyncCollector([CountingEnv] * 2, frames_per_batch=[4, 8], **ENDING)
+
+
 def test_torchrls_values_for_off_are_those_of_options_that_are_left_out() -> None:
     off: dict[str, Any] = {
         **dict.fromkeys(("total_frames", "init_random_frames"), -1),
