@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -164,7 +164,20 @@ def _played(
     return EvaluationRecord(
         frames,
         sum(len(returns) for returns in evaluation.episodes[0].returns.values()),
-        # Nine digits of any scale; the last bits depend on the machine.
-        [float(f"{value:.9g}") for value in evaluation.team_returns],
+        [
+            _rounded(value, episode.returns)
+            for value, episode in zip(
+                evaluation.team_returns, evaluation.episodes, strict=True
+            )
+        ],
         evaluation.lengths,
     )
+
+
+def _rounded(team: float, returns: Mapping[str, Sequence[float]]) -> float:
+    """Return the return of a team with six digits of its agents' returns.
+
+    Further digits are noise of float32, of which zero-sum games have nothing else.
+    """
+    largest = max(abs(value) for agents in returns.values() for value in agents)
+    return round(team, 5 - math.floor(math.log10(largest))) if largest else 0.0

@@ -348,10 +348,10 @@ def test_no_link_or_pipe_of_a_run_is_read(read: Any, make: Any, tmp_path: Path) 
 
 
 class Returning:
-    """An evaluator whose only episode has this return."""
+    """An evaluator whose only episode has these returns of agents."""
 
-    def __init__(self, value: float) -> None:
-        self.value = value
+    def __init__(self, *values: float) -> None:
+        self.values = values
 
     environments = 1
 
@@ -359,8 +359,8 @@ class Returning:
         del seeds
         assert episodes == first + 1
         return SimpleNamespace(
-            episodes=[SimpleNamespace(returns={"agents": [self.value]})],
-            team_returns=[self.value],
+            episodes=[SimpleNamespace(returns={"agents": self.values})],
+            team_returns=[sum(self.values)],
             lengths=[3],
         )
 
@@ -374,9 +374,15 @@ def test_a_return_that_is_not_finite_is_an_error(value: Any, tmp_path: Path) -> 
     folder = RunFolder(tmp_path)
     with pytest.raises(ValueError, match="reward of agents in an evaluation is NaN"):
         evaluate_policy(evaluator, ONE, folder, {}, frames=0)
-    for exact, stored in ((1.0, 1.0), (0.1 + 0.2, 0.3), (-2e-5 / 3, -6.66666667e-6)):
-        evaluator = Returning(exact)
-        assert evaluate_policy(evaluator, ONE, folder, {}, frames=0).team == stored
+    for values, team in (
+        ((1.0,), 1.0),
+        ((0.0, 0.0), 0.0),
+        ((-2e-5 / 3, 0.0), -6.66667e-6),
+        ((20.0 / 3, 200.0), 206.667),
+        ((300.0, -100.0, -200.00001), 0.0),  # A zero-sum game.
+    ):
+        evaluator = Returning(*values)
+        assert evaluate_policy(evaluator, ONE, folder, {}, frames=0).team == team
 
 
 @pytest.mark.processes
