@@ -5,9 +5,11 @@ Melting Pot", ICML 2021, arXiv 2107.06857: the score of a scenario is the mean r
 per focal player.
 """
 
+import math
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, final
 
 import numpy as np
@@ -109,6 +111,7 @@ def evaluate_scenarios(
     """
     if isinstance(scenarios, Scenario):
         raise TypeError("scenarios must be a list: pass [scenario].")
+    scenarios = list(scenarios)  # An iterator has each only once.
     for scenario in scenarios:
         check_arguments(
             "evaluate_scenarios()", scenario.create_env_fn, episodes, seed, options
@@ -201,11 +204,10 @@ def _check(scenario: Scenario, agents: tuple[str, ...]) -> None:
             f"All agents of scenario {scenario.name!r} are focal, so nobody plays with "
             "its background: name the focal agents with focal=, or omit background."
         )
-    if (
-        scenario.reference is not None
-        and scenario.reference[0] == scenario.reference[1]
-    ):
+    reference = (0, 1) if scenario.reference is None else tuple(scenario.reference)
+    numbers = {s for s in reference if isinstance(s, Real) and math.isfinite(s)}
+    if len(reference) != 2 or len(numbers) != 2:
         raise ValueError(
-            f"The reference scores of scenario {scenario.name!r} are equal, so a score "
-            f"cannot be normalised: {scenario.reference}."
+            f"The reference scores of scenario {scenario.name!r} must be two different "
+            f"finite numbers, but are {reference}."
         )
