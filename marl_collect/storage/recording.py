@@ -1,6 +1,7 @@
 """``record``: collects into a dataset on disk, and writes beside the collection."""
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -95,6 +96,14 @@ class RecordArguments(BatchOptions):
                 "batch, so they would never be complete: omit it, or pass frames "
                 "instead of episodes."
             )
+        for name in ("env_kwargs", "policy_description"):
+            try:
+                json.dumps(dict(getattr(self, name) or {}))
+            except (TypeError, ValueError) as error:
+                raise TypeError(
+                    f"{name} is stored as JSON, but has other values: {error}. Pass "
+                    "numbers, strings, lists and dicts that describe them."
+                ) from error
 
 
 @function(RecordArguments)
@@ -192,6 +201,8 @@ def describe_policy(policy: Any) -> dict[str, Any]:
     if isinstance(policy, torch.nn.Module):
         digest = hashlib.sha256()
         for name, tensor in policy.state_dict().items():
+            if not isinstance(tensor, torch.Tensor):  # Of `get_extra_state`.
+                continue
             digest.update(name.encode())
             raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             digest.update(raw.numpy())

@@ -267,6 +267,13 @@ def test_a_background_writer_that_failed_or_closed_accepts_no_batch(
     assert read(tmp_path) == frames_of(data[0], data[0])
 
 
+class Noted(torch.nn.Module):
+    """A policy whose state_dict has more than tensors."""
+
+    def get_extra_state(self) -> Any:
+        return {"note": "mine"}
+
+
 @pytest.mark.processes
 def test_the_description_has_the_policy_and_the_options(tmp_path: Path) -> None:
     policy = make_policy(CountingEnv)
@@ -286,6 +293,7 @@ def test_the_description_has_the_policy_and_the_options(tmp_path: Path) -> None:
         next(policy.parameters()).add_(1)
     assert describe_policy(policy)["sha256"] != described["sha256"]
     assert describe_policy(None) == {"kind": "random"}
+    assert describe_policy(Noted())["parameters"] == 0
 
 
 RECORD_REFUSALS: Any = [
@@ -296,6 +304,8 @@ RECORD_REFUSALS: Any = [
     (TypeError, "record takes no total_frames: record", {"total_frames": 2}),
     (TypeError, "set_truncated would split episodes", {"set_truncated": True}),
     (TypeError, "no weights: omit it", {"weight_recv_schemes": {"policy": None}}),
+    (TypeError, "env_kwargs is stored as JSON, .*type set", {"env_kwargs": {"a": {1}}}),
+    (TypeError, "policy_description is .*set", {"policy_description": {"a": {1}}}),
 ]
 
 
