@@ -748,6 +748,8 @@ def _arguments(
 
 def storage_dims(replay_buffer: Any) -> int:
     """Return the batch dimensions of a replay buffer's storage, 1 if not TorchRL's."""
+    if not getattr(replay_buffer, "initialized", True):
+        len(replay_buffer)  # With `delayed_init`, the first use builds the storage.
     return getattr(getattr(replay_buffer, "_storage", None), "ndim", 1)
 
 

@@ -235,8 +235,10 @@ def test_torchrls_weight_schemes_are_refused_with_advice() -> None:
 @pytest.mark.parametrize("extends", [0, 1])
 def test_a_replay_buffer_of_two_dimensions_gets_whole_batches(extends: int) -> None:
     torchrl_data = pytest.importorskip("torchrl.data")
-    storage = torchrl_data.LazyTensorStorage(64, ndim=2)
-    buffer = torchrl_data.ReplayBuffer(storage=storage, dim_extend=extends)
+    storage = partial(torchrl_data.LazyTensorStorage, 64, ndim=2)
+    buffer = torchrl_data.ReplayBuffer(
+        storage=storage, dim_extend=extends, delayed_init=bool(extends)
+    )
     with Collector(
         [CountingEnv] * 2, frames_per_batch=8, total_frames=16, replay_buffer=buffer
     ) as collector:
