@@ -149,9 +149,7 @@ class Probe:
         self._declared = output_keys(policy)
         self._state_shapes = state_shapes(policy)
         self._state_dtype = state_dtype(policy)
-        self._needs_init = any(
-            key == IS_INIT or key[-1:] == IS_INIT for key in self._init_keys(policy)
-        )
+        self._needs_init = IS_INIT in self._init_keys(policy)
 
     def result(self) -> ProbeResult:
         """Call the policy; wrap this in ``undisturbed``.
@@ -204,14 +202,16 @@ class Probe:
             name = getattr(module, "is_init_key", None)
             if isinstance(name, (str, tuple)):
                 keys.add(key_path(name))
-        nested = sorted("/".join(key) for key in keys if key[-1:] == IS_INIT != key)
-        if nested:
+        nested = {key for key in keys if key[-1:] == IS_INIT != key}
+        # An environment may have its own, as with TorchRL's InitTracker.
+        unknown = sorted(map("/".join, nested - set(self._description.observed())))
+        if unknown:
             raise KeyError(
-                f"The policy reads {nested}, but is_init exists only at the root, "
+                f"The policy reads {unknown}, but is_init exists only at the root, "
                 "because an episode begins for all agents at once: read "
                 '"is_init" at the root.'
             )
-        return keys
+        return keys - nested
 
     def _unprovided(self) -> set[Key]:
         observed = self._description.observed()

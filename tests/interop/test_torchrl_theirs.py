@@ -42,7 +42,7 @@ from marl_collect.core.seeding import episode_seed
 from marl_collect.core.tensordicts import key_path
 from marl_collect.interop.torchrl import TorchRLWrapper, to_torchrl
 from marl_collect.interop.torchrl_specs import space_of
-from marl_collect.models import MultiAgentMLP, QMixer
+from marl_collect.models import MultiAgentMLP, QMixer, make_policy
 
 SINGLE = Shape(groups={"agents": 1}, single=True)
 SEEN = {"none": [], "one": ["lamp"], "several": ["lamp", "picture", "wide", "lit"]}
@@ -463,6 +463,21 @@ def test_a_policy_reads_is_init_as_a_mask(transforms: list[Any]) -> None:
     assert (batch["is_init"][0, :, 0] == begins).all()
     assert not batch["next", "is_init"].any()
     assert (batch[ACTION][0] == (~begins)[:, None]).all()
+
+
+def test_a_policy_reads_the_is_init_of_a_group() -> None:
+    key = ("agents", "observation", "is_init")
+
+    def make() -> Any:
+        return TorchRLWrapper(TransformedEnv(Drawn(SINGLE), InitTracker()))
+
+    with Collector(make, make_policy(make), frames_per_batch=40) as running:
+        batch = running.next()
+    ids = batch["collector", "traj_ids"][0]
+    begins = torch.cat([torch.tensor([True]), ids[1:] != ids[:-1]])
+    assert 1 < begins.sum() < 40
+    assert (batch[key].flatten() == begins).all()
+    assert "is_init" not in batch.keys()
 
 
 @pytest.mark.processes
