@@ -4,7 +4,7 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,13 +58,11 @@ class Writer(Closing):
                 description; names the first difference.
         """
         self.path: Final = local_folder(path)
-        existing = files.check_target(self.path)
+        existing, (self._columns, there) = files.settled(self._look)
         self.description: Final = description
         self.frames = 0
         self._about = {"description": description.to_json()}
-        self._columns: tuple[Column, ...] = ()
         if existing:
-            self._columns, there = files.read_about(existing[0].path)
             mine = self._about["description"]
             files.check_kind(self.path, there.get("description"), mine)
         self._about["run"] = (run or RunDescription()).to_json()
@@ -80,6 +78,13 @@ class Writer(Closing):
         self._parts: list[int] = []
         self._part_bytes = 0
         self._tracker = EpisodeTracker()
+
+    def _look(
+        self,
+    ) -> tuple[list[files.BatchFile], tuple[tuple[Column, ...], dict[str, Any]]]:
+        """Return the files of the folder, and what the first one says."""
+        existing = files.check_target(self.path)
+        return existing, files.read_about(existing[0].path) if existing else ((), {})
 
     def __repr__(self) -> str:
         return f"Writer({str(self.path)!r}{', closed' if self._closed else ''})"

@@ -32,6 +32,7 @@ from marl_collect.storage import (
     DatasetDescription,
     RunDescription,
     Writer,
+    files,
     open_dataset,
     record,
 )
@@ -168,6 +169,22 @@ def test_cleaning_deletes_old_files_but_nothing_of_another_writer(
     assert len(added) > 2
     assert new.exists() > old.exists()
     assert read(tmp_path) == frames_of(*added)
+
+
+def test_a_writer_opens_while_another_one_joins_its_files(
+    tmp_path: Path, data: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, read_about = Writer(tmp_path, ABOUT), files.read_about
+    for batch in data:
+        other.add(batch)
+
+    def late(path: Path) -> Any:
+        other.close()
+        return read_about(path)
+
+    monkeypatch.setattr(files, "read_about", late)
+    Writer(tmp_path, ABOUT).close()
+    assert read(tmp_path) == frames_of(*data)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EFBIG])
