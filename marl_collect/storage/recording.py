@@ -205,7 +205,7 @@ def describe_policy(policy: Any) -> dict[str, Any]:
                 continue
             digest.update(name.encode())
             raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            digest.update(raw.numpy())
+            digest.update(raw.numpy().data)
         about["parameters"] = sum(p.numel() for p in policy.parameters())
         about["sha256"] = digest.hexdigest()
     if isinstance(policy, AssignedPolicies):

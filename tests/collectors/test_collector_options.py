@@ -263,19 +263,17 @@ def test_a_replay_buffer_of_two_dimensions_gets_whole_batches(extends: int) -> N
 def test_a_buffer_needs_the_batch_of_postproc(dims: int, returned: Any) -> None:
     torchrl_data = pytest.importorskip("torchrl.data")
     storage = torchrl_data.LazyTensorStorage(8, ndim=dims)
-    with (
-        Collector(
-            CountingEnv,
-            frames_per_batch=8,
-            postproc=lambda batch: batch[:0] if empty else returned,
-            replay_buffer=torchrl_data.ReplayBuffer(storage=storage),
-        ) as collector,
-        pytest.raises(TypeError, match=f"postproc .* returned {returned}"),
-    ):
+    with Collector(
+        CountingEnv,
+        frames_per_batch=8,
+        postproc=lambda batch: batch[:0] if empty else returned,
+        replay_buffer=torchrl_data.ReplayBuffer(storage=storage),
+    ) as collector:
         empty = True  # It may leave out all frames.
         assert collector.next() is None
         empty = False
-        collector.next()
+        with pytest.raises(TypeError, match=f"postproc .* returned {returned}"):
+            collector.next()
 
 
 def preloading(**options: Any) -> Any:
