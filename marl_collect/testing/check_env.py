@@ -4,6 +4,7 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from marl_collect.core.first_ends import FirstEnds
 from marl_collect.core.groups import RESERVED
 from marl_collect.core.seeding import episode_seed
 from marl_collect.core.sharing import simulators
+from marl_collect.options import Option, require
 from marl_collect.testing.check_play import Play, Snapshot, StopError, differences
 from marl_collect.testing.check_rows import name_of
 from marl_collect.testing.check_sharing import beside
@@ -59,10 +61,10 @@ def check_env(
 
     - names, keys, shapes, dtypes and bounds;
     - flags, masks, and the rows of agents that are done;
-    - that every key is written;
-    - that an episode depends only on its seed and actions, not on earlier episodes or
-      on previous contents of the memory, nor on another environment of the factory
-      that is played at the same time, step by step in turn;
+    - that every key is written, and that actions are not;
+    - that an episode depends only on its seed and actions, not on earlier episodes,
+      complete or not, or on previous contents of the memory, nor on another
+      environment of the factory that is played at the same time, step by step in turn;
     - that ``rollout()`` returns the keys, shapes and dtypes of ``fake_tensordict()``;
     - for a ``BatchedEnv``: that worlds begin alone without changes to others, that
       episodes do not depend on the index of their world, and that the last observation
@@ -82,16 +84,22 @@ def check_env(
         ContractError: if the environment breaks the contract; lists all violations.
     """
     require_factory(factory, "check_env's argument")
+    episodes = require("episodes", episodes, int, Option("", at_least=1))
+    steps = require("steps", steps, int, Option("", at_least=1))
     findings: list[str] = []
-    env: _Env | None = None
+    built: list[_Env] = []
     try:
-        env = _build(factory)
-        for finding in _check(env, _build(factory), seed, episodes, steps):
+        built.append(_build(factory))
+        built.append(_build(factory))
+        for finding in _check(*built, seed, episodes, steps):
             findings.append(finding)  # noqa: PERF402 - kept when the next one raises
     except StopError as stop:
         findings.append(str(stop))
+    finally:
+        for env in built:
+            findings.extend(_closed(env))
     if findings:
-        name = "The environment" if env is None else env.description.name
+        name = built[0].description.name if built else "The environment"
         raise ContractError(name, tuple(_once(findings)))
 
 
@@ -115,25 +123,20 @@ def _check(
                 "Two environments of the factory share one "
                 f"{type(simulator).__name__} object. {BUILD_ANEW}"
             )
-    try:
-        yield from _description(env.description, twin.description)
-        if env.batch_size != twin.batch_size:
-            raise StopError(
-                "Two environments of one factory have the batch sizes "
-                f"{list(env.batch_size)} and {list(twin.batch_size)}."
-            )
-        pair: list[Any] = [env, twin]
-        if env.batch_size:
-            yield from _play_worlds(
-                *(WorldPlay(batch, seed, episodes, steps) for batch in pair)
-            )
-        else:
-            yield from _play((env, twin), seed, episodes, steps)
-        yield from _tensordict_api(env)
-    finally:
-        for environment in (env, twin):
-            environment.close()
-    yield from _closed(env)
+    yield from _description(env.description, twin.description)
+    if env.batch_size != twin.batch_size:
+        raise StopError(
+            "Two environments of one factory have the batch sizes "
+            f"{list(env.batch_size)} and {list(twin.batch_size)}."
+        )
+    pair: list[Any] = [env, twin]
+    if env.batch_size:
+        yield from _play_worlds(
+            *(WorldPlay(batch, seed, episodes, steps) for batch in pair)
+        )
+    else:
+        yield from _play((env, twin), seed, episodes, steps)
+    yield from _tensordict_api(env)
 
 
 def _play(pair: tuple[Any, Any], seed: int, episodes: int, steps: int) -> Iterator[str]:
@@ -235,6 +238,14 @@ def _repeats(
                     f"{seed} played {which}, {problem}."
                 )
     if alone:
+        list(islice(play.frames(seeds[-1]), 2))
+        for problem in differences(runs[0], play.episode(seeds[0])):
+            alone = False
+            yield (
+                f"An episode depends on the one before it: seed {seeds[0]} played "
+                f"after an episode that was left after a step, {problem}."
+            )
+    if alone:
         for problem in differences(runs[0], play.episode(seeds[0], poison=1)):
             yield (
                 f"Some memory is not written, or is read: with other previous "
@@ -273,11 +284,11 @@ def _items(tensordict: Any) -> dict[str, Any]:
 
 
 def _closed(env: _Env) -> Iterator[str]:
-    try:
-        env.close()
-    except Exception as error:
-        raise StopError(
-            f"close() raised {type(error).__name__} when called again: {error}"
-        ) from error
+    for which in ("", " when called again"):
+        try:
+            env.close()
+        except Exception as error:  # noqa: BLE001 - of an environment, any
+            yield f"close() raised {type(error).__name__}{which}: {error}"
+            return
     if not env.is_closed:
         yield "is_closed is False after close()."

@@ -54,16 +54,21 @@ class Play:
         yield from rules.after_reset()
         for finding in self._env.audit():
             yield f"After reset_row({seed}): {finding}"
+        limit = self.description.time_limit
         for step in range(1, self._steps + 1):
+            if step - 1 == limit:
+                yield f"An episode is longer than the time limit of {limit} steps."
             self._act(random)
+            chosen = {s.key: self._row[s.key].copy() for s in self._samplers}
             self._step()
-            for finding in (*rules.after_step(), *self._env.audit()):
+            for finding in (
+                *rules.after_step(),
+                *self._changed(chosen),
+                *self._env.audit(),
+            ):
                 yield f"Step {step} of seed {seed}: {finding}"
             if self._row["done",][0]:
                 return
-        limit = self.description.time_limit
-        if limit is not None and self._steps > limit:
-            yield f"An episode is longer than the time limit of {limit} steps."
 
     def episode(self, seed: int, poison: int = 0) -> list[Snapshot]:
         """Play an episode and return copies of the row after every call.
@@ -105,7 +110,8 @@ class Play:
         exact = {
             key: field
             for key, field in self.description.observed().items()
-            if field.dtype.kind in "iu" and len(key) > 1 and key[1] == "observation"
+            if field.dtype.kind in "iu"
+            and (key[0] in self.description.root or key[1:2] == ("observation",))
         }
         if not exact:
             return
@@ -138,6 +144,14 @@ class Play:
         if self.description.repeats:
             for problem in differences(expected, actual):
                 yield f"After a second bind, {problem}."
+
+    def _changed(self, chosen: Snapshot) -> Iterator[str]:
+        for key, actions in chosen.items():
+            if not np.array_equal(self._row[key], actions):
+                yield (
+                    f"step_row() changes {name_of(key)}, which is recorded after it: "
+                    "change a copy."
+                )
 
     def _bind(self, row: dict[Key, Array]) -> None:
         attempt("bind", lambda: self._env.bind(row))

@@ -38,6 +38,11 @@ class Rules:
             name: dict(leaf_spaces(group.observation, (name, "observation")))
             for name, group in description.groups.items()
         }
+        self._root = {
+            key: space
+            for name, whole in description.root.items()
+            for key, space in leaf_spaces(whole, (name,))
+        }
 
     def after_reset(self) -> Iterator[str]:
         """Check the row after a reset."""
@@ -72,6 +77,8 @@ class Rules:
             if group.action_mask:
                 yield from self._action_mask(name, group, acts & (not done))
             yield from self._values(name, group, acts & alive)
+        for key, space in self._root.items():
+            yield from _wrong(name_of(key), self._row[key], space)
         if not acting and not done:
             yield (
                 "No agent acts, but the root's done is False: expected an agent that "
@@ -132,7 +139,16 @@ class Rules:
                 f"The root's done must be terminated or truncated, but is {done}, with "
                 f"terminated {terminated} and truncated {truncated}."
             )
-        every = np.concatenate([flags[0] for flags in groups.values()])
+        every, terminations = (
+            np.concatenate([flags[index] for flags in groups.values()])
+            for index in (0, 1)
+        )
+        which = np.any if self._description.done_on_any else np.all
+        if terminated != which(terminations):
+            yield (
+                f"The root's terminated must be {which.__name__} of the agents' "
+                f"terminated, but is {terminated}."
+            )
         if done and not every.all():
             yield "The root is done, so every agent must be done, but some are not."
         if not done and (every.any() if self._description.done_on_any else every.all()):
@@ -154,17 +170,9 @@ class Rules:
 
     def _values(self, name: str, group: GroupDescription, acts: Array) -> Iterator[str]:
         for key, space in self._spaces[name].items():
-            array = self._row[key]
-            low, high = _bounds(space)
-            for agent in np.flatnonzero(acts):
-                value = array[agent]
-                if not ((value >= low) & (value <= high)).all():
-                    what = "NaN" if np.isnan(value).any() else "out of bounds"
-                    yield (
-                        f"{name_of(key)} of {group.agents[agent]} is {what}: its space "
-                        f"is {space}, but its values range from {np.min(value)} to "
-                        f"{np.max(value)}."
-                    )
+            for agent, value in enumerate(self._row[key]):
+                where = f"{name_of(key)} of {group.agents[agent]}"
+                yield from _wrong(where, value, space, bounded=acts[agent])
 
     def _flags(self) -> dict[str, tuple[Array, Array, Array]]:
         return {
@@ -180,6 +188,20 @@ class Rules:
         for name in self._description.groups:
             keys += [(name, flag) for flag in FLAGS]
         return keys
+
+
+def _wrong(
+    where: str, value: Array, space: spaces.Space[Any], *, bounded: bool = True
+) -> Iterator[str]:
+    """Yield that a value is NaN, which no value may be, or out of bounds."""
+    low, high = _bounds(space)
+    nan = np.isnan(value).any()
+    if nan or (bounded and not ((value >= low) & (value <= high)).all()):
+        what = "NaN" if nan else "out of bounds"
+        yield (
+            f"{where} is {what}: its space is {space}, but its values range from "
+            f"{np.min(value)} to {np.max(value)}."
+        )
 
 
 def _bounds(space: spaces.Space[Any]) -> tuple[Any, Any]:

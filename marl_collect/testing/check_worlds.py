@@ -12,7 +12,6 @@ from marl_collect.core.batched import (
     BatchedEnv,
     Observations,
     Step,
-    inner_value,
     with_arrays,
 )
 from marl_collect.core.description import Key
@@ -251,23 +250,18 @@ class _Watched(BatchedEnv):
     @override
     def begin(self, which: Array | None, seeds: Array) -> Observations:
         arguments = [array for array in (which, seeds) if array is not None]
-        observations = self._unchanged(
+        return self._unchanged(
             "begin()", arguments, lambda: self._simulator.begin(which, seeds)
         )
-        self._check_integers(observations)
-        return observations
 
     @override
     def advance(self, actions: Mapping[str, Any]) -> Step:
         if self.copies:
             actions = copy.deepcopy(actions)
         arguments = list(_arrays(actions))
-        step = self._unchanged(
+        return self._unchanged(
             "advance()", arguments, lambda: self._simulator.advance(actions)
         )
-        if isinstance(step, Step):
-            self._check_integers(step.observations)
-        return step
 
     def _unchanged(self, what: str, arrays: list[Array], call: Callable[[], T]) -> T:
         before = [array.copy() for array in arrays]
@@ -276,22 +270,6 @@ class _Watched(BatchedEnv):
             if not np.array_equal(array, original, equal_nan=array.dtype.kind == "f"):
                 self._findings.append(f"{what} changes an array that it was given.")
         return result
-
-    def _check_integers(self, observations: Observations) -> None:
-        """Note integers that their space cannot hold."""
-        for key, field in self.description.observed().items():
-            if key[1:2] != ("observation",) or field.dtype.kind not in "iu":
-                continue
-            value: Any = observations.get(key[0])
-            if value is None:
-                continue
-            array = np.asarray(inner_value(value, key[2:]))
-            lost = array[array.astype(field.dtype) != array]
-            if lost.size:
-                self._findings.append(
-                    f"{'/'.join(key)} has the dtype {field.dtype}, which cannot hold "
-                    f"the value {lost.flat[0]} that the simulator returned."
-                )
 
 
 def _arrays(nested: Mapping[str, Any]) -> Iterator[Array]:

@@ -141,12 +141,25 @@ def end_root(env: Pair) -> None:
     env.row["done",][0] = env.row["terminated",][0] = True
 
 
+def put_root(name: str, value: Any) -> Harm:
+    def do(env: Pair) -> None:
+        env.row[name,][...] = value
+
+    return do
+
+
 def say_done(env: Pair) -> None:
     env.row["done",][...] = True
 
 
 def count_episodes(env: Pair) -> None:
     env.row["pair", "observation"][0, 1] = env.episodes % 5
+
+
+def remember_what_was_left(env: Pair) -> None:
+    if env.steps == 0 and getattr(env, "last", 0) in (1, 2, 3):
+        env.row["pair", "observation"][0, 1] = 1
+    env.last = env.steps
 
 
 def add_to_memory(env: Pair) -> None:
@@ -174,9 +187,19 @@ def test_the_counting_environment_passes(options: CountingOptions) -> None:
 STEPS = range(1, 9)
 GONE = at(STEPS[1:], end(0), put("mask", False, 0))
 MASKED = described(action_mask=True)
+STATE = replace(PAIR, root={"state": UNIT})
 WRONG: dict[str, tuple[Any, ...]] = {
     "pair/observation of pair_0 is out of bounds": (put("observation", 9.0),),
-    "is NaN": (put("observation", np.nan),),
+    "pair/observation of pair_1 is NaN": (at([4], put("observation", np.nan)),),
+    "step_row() changes pair/action": (at(STEPS, put("action", 0)),),
+    "longer than the time limit of 3": (None, replace(PAIR, time_limit=3)),
+    "The root's terminated must be all of the agents'": (
+        at([4], put_root("terminated", False), put_root("truncated", True)),
+    ),
+    **{
+        f"state is {problem}": (put_root("state", value), STATE)
+        for problem, value in (("NaN", np.nan), ("out of bounds", 2.0))
+    },
     "pair/reward of pair_0 is inf": (at([2], put("reward", np.inf)),),
     "must be False after a reset": (at([0], put("done", True)),),
     "done of pair_0 must be terminated or truncated": (at([2], put("done", True, 0)),),
@@ -210,10 +233,12 @@ WRONG: dict[str, tuple[Any, ...]] = {
         )
         for dtype in (np.int8, np.uint8)
     },
-    "state differs after the reset": (
-        None,
-        replace(PAIR, root={"state": UNIT}),
+    "state differs after the reset": (None, STATE),
+    "state has the dtype int8, which cannot hold the value 0.5": (
+        put_root("state", 0.5),
+        replace(PAIR, root={"state": spaces.Box(0, 5, (2,), np.int8)}),
     ),
+    "after an episode that was left after a step": (remember_what_was_left,),
     "pair_0 is 2 times in the groups": (None, described(agents=("pair_0", "pair_0"))),
     "'next' is the name of another key": (
         None,
@@ -249,14 +274,6 @@ WRONG: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("message", WRONG)
 def test_what_is_wrong_is_named(message: str) -> None:
     assert message in findings(lambda: Pair(*WRONG[message]))
-
-
-def test_a_time_limit_that_is_exceeded_is_named() -> None:
-    text = findings(
-        lambda: Pair(lambda env: env.flags.clear(), replace(PAIR, time_limit=3)),
-        steps=5,
-    )
-    assert "longer than the time limit of 3" in text
 
 
 @pytest.mark.parametrize(
@@ -348,6 +365,26 @@ def test_is_closed_must_be_true_after_close() -> None:
         return pair
 
     assert "is_closed is False" in findings(factory)
+
+
+def test_both_environments_are_closed_and_what_was_found_is_kept() -> None:
+    class Stuck(Pair):  # type: ignore[misc]
+        def close(self) -> None:
+            raise OSError("in use")
+
+    text = findings(lambda: Stuck(put("observation", 9.0)))
+    assert "out of bounds" in text
+    assert "close() raised OSError: in use" in text
+    pair = Pair()
+    built = iter([pair])
+    assert "The factory raised StopIteration" in findings(lambda: next(built))
+    assert pair.closed
+
+
+@pytest.mark.parametrize("name", ["episodes", "steps"])
+def test_nothing_to_play_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be .* at least 1, but is 0"):
+        check_env(Pair, **{name: 0})
 
 
 QUICK: Any = {"episodes": 2, "steps": 30}
