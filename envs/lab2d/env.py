@@ -32,6 +32,7 @@ from marl_collect.envs.lab2d.players import (
     space_of,
 )
 from marl_collect.envs.lab2d.world import Lab2dWorld, import_dmlab2d
+from marl_collect.options import Option, require
 
 _IMAGE = "WORLD.RGB"
 
@@ -122,6 +123,7 @@ class Lab2dEnv(MultiAgentEnv):
                 group whose players differ in observations or actions.
         """
         options = options_of(LevelOptions, locals())
+        require("rebuild", rebuild, bool, Option(""))
         self._world = Lab2dWorld(_flatten(level, settings or {}), rebuild=rebuild)
         with closed_on_error(self._world):
             self._world.build()

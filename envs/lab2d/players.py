@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from gymnasium import spaces
 
@@ -15,6 +15,7 @@ from marl_collect.core.groups import (
 )
 from marl_collect.envs.common import unbounded
 from marl_collect.envs.lab2d.world import Lab2dWorld
+from marl_collect.options import Option, require
 
 BY_ROLE = "role"
 REWARD = "REWARD"
@@ -147,8 +148,10 @@ class LevelOptions:
 
     def __post_init__(self) -> None:
         """Check the options that do not depend on the level."""
-        if self.max_steps is not None and self.max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, but is {self.max_steps}.")
+        require("max_steps", self.max_steps, int | None, Option("", at_least=1))
+        for entry in fields(self):
+            if entry.type is bool:
+                require(entry.name, getattr(self, entry.name), bool, Option(""))
         if isinstance(self.observations, str):
             raise TypeError(
                 "observations must be a sequence of names, but is a string: pass "
@@ -190,8 +193,8 @@ def group_players(
 
     Args:
         group_map: group name to agent names, or a ``MarlGroupMapType``; ``"role"`` for
-            one group per role (``"agents"`` if there is only one role); None for all
-            agents in one group.
+            one group per role (``"agents"`` if there is only one role), or the value
+            of a ``MarlGroupMapType``; None for all agents in one group.
         n_players: number of players.
         roles: role of each player; empty if players have no roles.
 
@@ -203,22 +206,15 @@ def group_players(
     agents = [agent_name(player) for player in range(n_players)]
     if group_map is None:
         group_map = MarlGroupMapType.ALL_IN_ONE_GROUP
-    if isinstance(group_map, str):
-        groups = _by_role(group_map, agents, roles)
+    if group_map == BY_ROLE:
+        groups = _by_role(agents, roles)
     else:
-        groups = explicit_groups(group_map, agents)
+        groups = explicit_groups(group_map, agents, [BY_ROLE])
     check_groups(groups, agents)
     return {name: tuple(names) for name, names in groups.items()}
 
 
-def _by_role(
-    group_map: str, agents: Sequence[str], roles: Sequence[str]
-) -> dict[str, list[str]]:
-    if group_map != BY_ROLE:
-        raise ValueError(
-            f"group_map must be a mapping, a MarlGroupMapType or {BY_ROLE!r}, but is "
-            f"{group_map!r}."
-        )
+def _by_role(agents: Sequence[str], roles: Sequence[str]) -> dict[str, list[str]]:
     if not roles:
         raise ValueError(
             f"group_map={BY_ROLE!r} needs the role of each player, but these players "

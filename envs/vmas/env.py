@@ -15,6 +15,7 @@ from marl_collect.core.description import EnvDescription
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
 from marl_collect.envs.pettingzoo.groups import AgentSpec, describe_groups
 from marl_collect.errors import imports_of
+from marl_collect.options import Option, require
 
 with imports_of("vmas", "VmasEnv"):
     import vmas
@@ -102,6 +103,8 @@ class VmasEnv(BatchedEnv):
                 f"VmasEnv does not take {', '.join(refused)}: collectors seed it, and "
                 "convert what it returns. Expected arguments of the scenario."
             )
+        require("continuous_actions", continuous_actions, bool, Option(""))
+        require("multidiscrete_actions", multidiscrete_actions, bool, Option(""))
         if multidiscrete_actions and continuous_actions:
             raise ValueError(
                 "multidiscrete_actions=True needs continuous_actions=False."

@@ -29,6 +29,7 @@ from marl_collect.core.description import (
 )
 from marl_collect.core.env import TensorDictEnv
 from marl_collect.core.flags import Flags
+from marl_collect.options import Option, require
 
 if TYPE_CHECKING:
     import torch
@@ -119,12 +120,11 @@ class BatchedEnv(TensorDictEnv):
         Raises:
             ValueError: if there is no world, the time limit is no frame, or the device
                 cannot be used here.
+            TypeError: if one of the numbers is no integer.
         """
-        if worlds < 1:
-            raise ValueError(f"worlds must be at least 1, but is {worlds}.")
+        worlds = require("worlds", worlds, int, Option("", at_least=1))
         limit = description.time_limit
-        if limit is not None and limit < 1:
-            raise ValueError(f"time_limit must be at least 1, but is {limit}.")
+        require("time_limit", limit, int | None, Option("", at_least=1))
         self._description = description
         self._worlds = worlds
         self._simulator_device: torch.device | None = None

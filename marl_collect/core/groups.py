@@ -67,12 +67,15 @@ def group_by_prefix(agents: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def explicit_groups(
-    group_map: MarlGroupMapType | GroupMap | str, agents: Sequence[str]
+    group_map: MarlGroupMapType | GroupMap | str,
+    agents: Sequence[str],
+    others: Sequence[str] = (),
 ) -> dict[str, list[Any]]:
     """Return the user's group map as a dictionary of lists.
 
     A ``MarlGroupMapType`` may be given by its value, such as ``"all_in_one_group"``, or
-    be TorchRL's member of the same name.
+    be TorchRL's member of the same name. ``others`` are strings that the caller
+    accepts, for the message.
 
     Raises:
         ValueError: for a string that names no ``MarlGroupMapType``.
@@ -84,8 +87,8 @@ def explicit_groups(
     if isinstance(group_map, str):
         if group_map not in names:
             raise ValueError(
-                f"group_map must be one of {names}, or a mapping from group to agents, "
-                f"but is {group_map!r}."
+                f"group_map must be one of {[*others, *names]}, or a mapping from "
+                f"group to agents, but is {group_map!r}."
             )
         group_map = MarlGroupMapType(group_map)
     if isinstance(group_map, MarlGroupMapType):
@@ -103,7 +106,7 @@ def check_groups(groups: GroupMap, agents: Iterable[str]) -> None:
 
     Raises:
         ValueError: if not. The message lists the agents that are missing, unknown or
-            repeated, and the groups that are empty or have a reserved name.
+            repeated, and the groups that are empty or have an impossible name.
     """
     known = set(agents)
     counts = Counter(agent for members in groups.values() for agent in members)
@@ -111,7 +114,10 @@ def check_groups(groups: GroupMap, agents: Iterable[str]) -> None:
         "missing": sorted(known - counts.keys()),
         "unknown": sorted(counts.keys() - known, key=str),
         "repeated": sorted((a for a, n in counts.items() if n > 1), key=str),
-        "empty groups": sorted(name for name, members in groups.items() if not members),
+        "empty groups": [name for name, members in groups.items() if not members],
+        "group names that are empty or no text": [
+            name for name in groups if not isinstance(name, str) or not name
+        ],
         "reserved group names": sorted(RESERVED & groups.keys()),
     }
     listed = "; ".join(f"{kind}: {names}" for kind, names in problems.items() if names)

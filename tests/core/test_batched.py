@@ -341,10 +341,15 @@ def test_only_actions_of_a_policy_are_checked(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(
     ("keywords", "message"),
-    [({"worlds": 0}, "worlds must be"), ({"time_limit": 0}, "time_limit must be")],
+    [
+        ({"worlds": 0}, "worlds must be"),
+        ({"worlds": 2.0}, "worlds must be"),
+        ({"time_limit": 0}, "time_limit must be"),
+        ({"time_limit": 2.5}, "time_limit must be"),
+    ],
 )
-def test_impossible_sizes_are_refused(keywords: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_impossible_sizes_are_refused(keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
         Line(**keywords)
 
 

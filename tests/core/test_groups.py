@@ -32,6 +32,8 @@ def test_every_agent_is_named_once() -> None:
     for part in ("unknown: ['w']", "repeated: ['x']", "empty groups: ['done']"):
         assert part in str(raised.value)
     assert "reserved group names: ['done']" in str(raised.value)
+    with pytest.raises(ValueError, match="names that are empty or no text: .0, ''"):
+        check_groups({0: ["x"], "": ["y"]}, ["x", "y"])  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("more_keys", [False, True])

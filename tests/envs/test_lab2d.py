@@ -282,6 +282,12 @@ def test_continuous_actions_are_clipped_and_nan_is_an_error() -> None:
             env.step_row()
 
 
+@pytest.mark.parametrize("name", ["rebuild", "categorical_actions"])
+def test_switches_are_true_or_false(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} must be True or False, but is 'no'"):
+        Lab2dEnv("pushbox", **{name: "no"})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "limit", [{"settings": {"episodeLengthFrames": 4}}, {"max_steps": 4}], ids="".join
 )

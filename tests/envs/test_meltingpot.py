@@ -180,9 +180,11 @@ def test_a_reset_in_an_episode_continues_it() -> None:
             assert not row["done",][0]
 
 
-def test_group_map_none_is_one_group_and_another_type_is_an_error() -> None:
+def test_group_maps_may_be_none_or_a_name_and_another_type_is_an_error() -> None:
     with MeltingpotEnv("coins", group_map=None) as env:
         assert env.group_map == {"agents": ["player_0", "player_1"]}
+    with MeltingpotEnv("coins", group_map="one_group_per_agent") as env:
+        assert list(env.group_map) == ["player_0", "player_1"]
     with pytest.raises(TypeError, match="group_map must be a mapping .* is 3 of type"):
         MeltingpotEnv("coins", group_map=3)  # type: ignore[arg-type]
 
@@ -257,7 +259,7 @@ def test_a_level_that_contradicts_its_configuration_is_an_error() -> None:
         ({"substrate": "coins", "observations": ["WORLD.RGB"]}, "world_rgb=True"),
         ({"substrate": "coins", "observations": []}, "at least one observation"),
         ({"substrate": "coins", "max_steps": 0}, "at least 1"),
-        ({"substrate": "coins", "group_map": "roles"}, "a MarlGroupMapType or 'role'"),
+        ({"substrate": "coins", "group_map": "roles"}, "one of .'role', 'all_in_one"),
         ({"substrate": "coins", "group_map": {"a": ["player_0"]}}, "missing"),
     ],
 )
@@ -266,9 +268,17 @@ def test_unknown_names_are_errors(arguments: Any, message: str) -> None:
         MeltingpotEnv(**arguments)
 
 
-def test_observations_are_a_sequence() -> None:
-    with pytest.raises(TypeError, match=r"\['RGB'\]"):
-        MeltingpotEnv("coins", observations="RGB")
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("observations", "RGB", r"\['RGB'\]"),
+        ("max_steps", 2.5, "max_steps must be an integer"),
+        ("world_rgb", "no", "world_rgb must be True or False, but is 'no'"),
+    ],
+)
+def test_values_of_another_type_are_errors(name: str, wrong: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        MeltingpotEnv("coins", **{name: wrong})
 
 
 @pytest.mark.parametrize("group_map", ["role", {"a": ["player_1"], "b": ["player_0"]}])

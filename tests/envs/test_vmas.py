@@ -271,6 +271,8 @@ def test_worlds_on_a_gpu_repeat_and_leave_its_generator_alone(scenario: str) -> 
 def test_arguments_that_change_what_vmas_returns_are_refused() -> None:
     with pytest.raises(TypeError, match="does not take seed, wrapper: collectors"):
         VmasEnv("navigation", 2, wrapper="gym", seed=1)
+    with pytest.raises(TypeError, match="continuous_actions must be True or False"):
+        VmasEnv("navigation", 2, continuous_actions="no")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="needs continuous_actions=False"):
         VmasEnv("navigation", 2, multidiscrete_actions=True)
 
