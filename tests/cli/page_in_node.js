@@ -3,8 +3,9 @@
 //     node page_in_node.js PAGE ADDRESS ACTIONS
 //
 // PAGE is a file, ADDRESS that of its server, or any if the page has its data. ACTIONS is a
-// JSON list: ["click", K] on the row K, ["play"], or [ID, VALUE] of an input. Elements keep
-// what they are told, and draw nothing; time that the page waits passes at once.
+// JSON list: ["click", K] on the row K, ["play"], or [ID, VALUE] of an input; several
+// values follow each other at once. Elements keep what they are told, and draw nothing; time that
+// the page waits passes at once.
 "use strict";
 const fs = require("fs"), vm = require("vm");
 const [page, address, actions] = process.argv.slice(2);
@@ -79,9 +80,11 @@ async function main() {
     if (name === "click") byId.list.querySelectorAll("button")[value].onclick();
     else if (name === "play") byId.play.onclick();
     else {
-      byId[name].value = value;
-      byId[name].oninput();
-      byId[name].listeners.forEach(listener => listener());
+      for (const typed of [value].flat()) {
+        byId[name].value = typed;
+        byId[name].oninput();
+        byId[name].listeners.forEach(listener => listener());
+      }
     }
     await settled();
     states.push(shown());

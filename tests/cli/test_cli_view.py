@@ -453,10 +453,12 @@ def test_a_wrong_request_is_answered_with_an_error(
 
 
 def test_the_server_refuses_the_pages_of_other_servers(running: server.Viewer) -> None:
-    other = urllib.request.Request(
-        with_token(running, "/about"), headers={"Host": "evil.example"}
-    )
-    assert status(other)[0] == 403
+    hosts = {"evil.example": 403, "evil.example:80": 403, "localhost": 200}
+    for host, code in hosts.items():
+        other = urllib.request.Request(
+            with_token(running, "/about"), headers={"Host": host}
+        )
+        assert status(other)[0] == code
 
 
 @pytest.mark.parametrize("path", ["/", "/about", "/episodes?begin=0", "/nothing"])
@@ -527,6 +529,12 @@ def test_a_client_that_sends_nothing_is_not_waited_for(
         with socket.create_connection(address_of(running), SOON) as client:
             client.sendall(sent)
             assert client.recv(1) == b""  # The server has closed it.
+
+
+def test_a_malformed_address_is_answered(running: server.Viewer) -> None:
+    with socket.create_connection(address_of(running), SOON) as client:
+        client.sendall(b"GET http://[ HTTP/1.1\r\n\r\n")
+        assert client.recv(12) == b"HTTP/1.0 403"
 
 
 def test_no_name_in_the_data_becomes_a_script() -> None:
@@ -673,6 +681,39 @@ def test_a_page_shows_and_plays_episodes(
     assert moved["captions"][1] == f"cumulative return: {in_words(float(total[2]))}"
     columns = episodes.agent_returns[group][:, 1].tolist()
     assert [row[1] for row in chosen["rows"]] == [in_words(value) for value in columns]
+
+
+@needs_node
+def test_the_frame_that_was_asked_for_last_is_shown(tmp_path: Path) -> None:
+    late: Future[dict[str, Any]] = Future()
+    agent: dict[str, Any] = {"reward": [0], "return": [0], "lines": [], "ends": []}
+    columns = ("length", "terminated", "team", "returns", "policies")
+
+    def episode(number: int, begin: int) -> Any:
+        part = {"begin": begin, "length": 6, "frames": 2, "seed": 0, "run": number}
+        part |= {"sources": [{"name": "s"}], "agents": [agent], "shared": []}
+        return late if begin == 2 else part
+
+    def picture(frame: int, **_: int) -> bytes:
+        if frame == 4:  # The part that was asked for before it is sent now.
+            late.set_result(episode(0, 0) | {"begin": 2})
+        return b""
+
+    about = {"title": "t", "name": "n", "episodes": 1, "frames": 6, "policies": []}
+    answers: server.Answers = {
+        "/about": lambda: about | {"agents": [{"name": "a", "group": "g"}]},
+        "/episodes": lambda begin: (
+            {"number": [0], "next": None}
+            | {name: [[0]] if name == "returns" else [0] for name in columns}
+        ),
+        "/episode": episode,
+        "/picture": picture,
+    }
+    page = tmp_path / "x.html"
+    page.write_text(server.page())
+    with serving(answers) as running:
+        _, moved = shown(page, running.address, ["frame", ["2", "4"]])
+    assert (moved["at"], moved["message"]) == ("frame 4 of 6", "")
 
 
 def generated(random: Random) -> tuple[list[dict[str, Any]], dict[str, Any]]:

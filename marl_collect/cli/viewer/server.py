@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, Final, final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from typing_extensions import override
 
@@ -47,17 +47,17 @@ def page(saved: Mapping[str, Any] | None = None) -> str:
     return text.replace(_SAVED, _SAVED.replace("null", data))
 
 
-def save(path: Path, answers: Answers, requests: Iterable[str]) -> None:
+def save(file: Path, answers: Answers, requests: Iterable[str]) -> None:
     """Write the page with the answers to these requests; it needs no server."""
     saved: dict[str, Any] = {}
     for request in requests:
-        parts = urlsplit(request)
-        answer = _wait(_answer(answers, parts.path, dict(parse_qsl(parts.query))))
+        path, _, query = request.partition("?")
+        answer = _wait(_answer(answers, path, dict(parse_qsl(query))))
         if isinstance(answer, bytes):
             code = base64.b64encode(answer).decode()
             answer = f"data:{_PICTURE};base64,{code}"
         saved[request] = answer
-    write_atomically(path, page(saved))
+    write_atomically(file, page(saved))
 
 
 @final
@@ -110,16 +110,17 @@ class _Handler(BaseHTTPRequestHandler):
     server: Viewer
 
     def do_GET(self) -> None:
-        parts = urlsplit(self.path)
-        arguments = dict(parse_qsl(parts.query))
-        if self.headers.get("Host", "").rpartition(":")[0] not in _HOSTS:
+        path, _, query = self.path.partition("?")
+        arguments = dict(parse_qsl(query))
+        # Browsers leave out port 80.
+        if self.headers.get("Host", "").partition(":")[0] not in _HOSTS:
             self._send(403, b"This page is for this machine only.", "text/plain")
         elif not self.server.knows(arguments.pop("token", "")):
             self._send(403, _NO_TOKEN, "text/plain")
-        elif parts.path == "/":
+        elif path == "/":
             self._send(200, page().encode(), "text/html; charset=utf-8")
         else:
-            self._send(*self._answered(parts.path, arguments))
+            self._send(*self._answered(path, arguments))
 
     def _answered(
         self, path: str, arguments: Mapping[str, str]
