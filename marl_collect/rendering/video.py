@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from marl_collect.errors import imports_of
 from marl_collect.files.atomic import require_folder
+from marl_collect.options import Option, require
 from marl_collect.rendering.pictures import Picture, enlarge, visible
 
 _SUFFIXES = (".mp4", ".gif", ".mkv", ".mov")
@@ -37,12 +38,13 @@ def write_video(
 
     Raises:
         ImportError: if imageio is not installed; says what to install.
-        ValueError: if the suffix is unknown, there are no frames, or ``fps`` is not
-            more than 0.
+        ValueError: if the suffix is unknown, there are no frames, ``fps`` is not more
+            than 0, or ``scale`` is less than 1.
     """
     target = Path(path)
     if not 0 < fps < float("inf"):
         raise ValueError(f"fps must be a number more than 0, but is {fps}.")
+    scale = require("scale", scale, int | None, Option("", at_least=1))
     check_video(target)
     partial = target.with_name(f".{target.stem}.incomplete{target.suffix}")
     writer: Any = None

@@ -388,6 +388,8 @@ def test_failed_videos_vanish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for fps in (0, -1, float("nan")):
         with pytest.raises(ValueError, match="fps must be a number more than 0"):
             write_video(tmp_path / "x.gif", [], fps=fps)
+    with pytest.raises(ValueError, match="scale must be an integer of at least 1"):
+        write_video(tmp_path / "x.mp4", [np.zeros((8, 8, 3), np.uint8)], scale=0)
     with pytest.raises(ValueError, match="must end in one of .mp4"):
         write_video(tmp_path / "x.doc", [])
     with pytest.raises(FileNotFoundError, match="no folder"):
