@@ -86,11 +86,14 @@ def describe_groups(
     """Describe the groups of agents that act simultaneously, in every world alike.
 
     Raises:
-        ValueError: if a group map does not name every agent exactly once.
+        ValueError: if a group map does not name every agent exactly once, or puts
+            agents with different spaces into one group.
         TypeError: if ``chosen`` is not a group map.
     """
     by_name = {spec.name: spec for spec in specs}
     members = group_agents(specs, chosen, parallel=True)
+    for group, agents in members.items():
+        check_alike(group, [by_name[agent] for agent in agents])
     first = {group: by_name[agents[0]] for group, agents in members.items()}
     return {
         group: GroupDescription(

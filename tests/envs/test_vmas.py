@@ -268,11 +268,14 @@ def test_worlds_on_a_gpu_repeat_and_leave_its_generator_alone(scenario: str) -> 
         assert torch.allclose(first[key].double(), second[key].double(), atol=1e-4)
 
 
-def test_arguments_that_change_what_vmas_returns_are_refused() -> None:
+def test_arguments_that_do_not_fit_are_refused() -> None:
     with pytest.raises(TypeError, match="does not take seed, wrapper: collectors"):
         VmasEnv("navigation", 2, wrapper="gym", seed=1)
     with pytest.raises(TypeError, match="continuous_actions must be True or False"):
         VmasEnv("navigation", 2, continuous_actions="no")  # type: ignore[arg-type]
+    one_group: Any = "all_in_one_group"
+    with pytest.raises(ValueError, match="group 'agents' must have the same spaces"):
+        VmasEnv("simple_tag", 2, group_map=one_group)
     with pytest.raises(ValueError, match="needs continuous_actions=False"):
         VmasEnv("navigation", 2, multidiscrete_actions=True)
 
