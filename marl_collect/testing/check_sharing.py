@@ -25,7 +25,7 @@ _MUTABLE = (bytearray, dict, list, np.ndarray, np.random.Generator, random.Rando
 _CODE = (type, ModuleType, FunctionType, property, classmethod, staticmethod)
 _WATCHED = 10
 """Frames in which the contents of classes and modules are compared."""
-_ELSEWHERE = (
+ELSEWHERE = (
     "Look for state outside of the object: lists and dicts in the body of a class, "
     "globals of a module, results of lru_cache, files, and libraries with a single "
     "world."
@@ -129,7 +129,7 @@ def _causes(
         shares = True
         yield f"They share what changes in an episode: {', '.join(names)}."
     if not shares:
-        yield _ELSEWHERE
+        yield ELSEWHERE
 
 
 def _in_both(pair: tuple[_Env, _Env]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
 from typing import Any, Literal, TypeVar, final
 
 import numpy as np
@@ -19,6 +20,7 @@ from marl_collect.core.env_wrapper import EnvWrapper
 from marl_collect.core.seeding import Purpose, episode_seeds, generator_for
 from marl_collect.testing.check_play import Snapshot, attempt, differences
 from marl_collect.testing.check_rows import Rules
+from marl_collect.testing.check_sharing import ELSEWHERE
 
 Array = NDArray[Any]
 Event = tuple[Literal["begin", "step"], list[int]]
@@ -96,14 +98,21 @@ class WorldPlay:
                 "first=."
             )
 
-    def history(
+    def history(self, poison: int = 0, **keywords: Any) -> list[Snapshot]:
+        """Play, and return copies of the data of every step.
+
+        The arguments are those of ``frames``.
+        """
+        return list(self.frames(poison, **keywords))
+
+    def frames(
         self,
         poison: int = 0,
         *,
         restart: Array | None = None,
         shift: int = 0,
-    ) -> list[Snapshot]:
-        """Play, and return the data of the compared worlds in every step.
+    ) -> Iterator[Snapshot]:
+        """Play, and yield the data of the compared worlds in every step.
 
         Args:
             poison: what the memory has before it is written. If it is not 0, the
@@ -112,17 +121,16 @@ class WorldPlay:
             shift: how much further the worlds are that play the streams.
         """
         rows = (self._compared + shift) % self._size
-        out: list[Snapshot] = []
         root: Snapshot = {}
         following = [*self.description.observed(), *self.description.outcome()]
         for kind, _ in self._play(poison, restart, shift):
             if kind == "begin":
                 root = self._rows("root", list(self.description.observed()), rows)
             else:
-                out.append(root | self._rows("next", following, rows))
-                root = {("root", *k[1:]): a for k, a in out[-1].items()}
+                frame = root | self._rows("next", following, rows)
+                yield frame
+                root = {("root", *k[1:]): a for k, a in frame.items()}
                 root = {k: a for k, a in root.items() if k[1:] not in self._outcome}
-        return out
 
     def repeated(self, twin: "WorldPlay") -> Iterator[str]:
         """Play again in several ways, and compare.
@@ -141,6 +149,14 @@ class WorldPlay:
                 )
         if not alone:
             return
+        # The worlds of the twin play other streams, so they end in other steps.
+        turns = zip_longest(self.frames(), twin.frames(shift=1))
+        beside = [frame for frame, _ in turns if frame is not None]
+        for problem in differences(expected, beside):
+            yield (
+                "Two batches of one process change each other's episodes: played step "
+                f"by step in turn, {problem}. {ELSEWHERE}"
+            )
         for problem in differences(expected, self.history(poison=1)):
             yield (
                 "Some memory is not written, or is read later, such as an array of "

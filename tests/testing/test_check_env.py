@@ -479,6 +479,13 @@ def fail(env: Any, moves: Any) -> None:
     raise ZeroDivisionError("of the simulator")
 
 
+class Shares(Walkers):
+    """Keeps its state in the class."""
+
+    kept: Any = None
+    at = property(lambda _: Shares.kept, lambda _, at: setattr(Shares, "kept", at))
+
+
 class ResetsBeforeItLooks(Walkers):
     """Resets itself, always to 0, and loses the last observation."""
 
@@ -533,6 +540,7 @@ WRONG_WORLDS: dict[Any, str] = {
     moving(lambda env, moves: moves + env.at.sum() % 2): "worlds that are not in which",
     walkers(advance=keep_actions): "read later, such as an array of actions",
     walkers(advance=change_actions): r"advance\(\) changes an array that it was given",
+    Shares: "Two batches of one process change each other's episodes",
     ResetsBeforeItLooks: "equals the first one of the next episode",
     LEAVES: "world [0-9]: w/observation of w_0 is out of bounds",
     partial(OVERFLOWS, dtype=np.int8): "cannot hold the value 20",
