@@ -245,7 +245,9 @@ class BuiltWorld:
 
     def events(self) -> Sequence[tuple[str, Any]]:
         """Return the events of the last start or step; scenarios have none."""
-        events: Sequence[tuple[str, Any]] = self._env.events()
+        events: Sequence[tuple[str, Any]] = (
+            () if self._env is None else self._env.events()
+        )
         return events
 
     def close(self) -> None:

@@ -91,7 +91,8 @@ def check_env(
     try:
         built.append(_build(factory))
         built.append(_build(factory))
-        for finding in _check(*built, seed, episodes, steps):
+        env, twin = built
+        for finding in _check(env, twin, seed, episodes, steps):
             findings.append(finding)  # noqa: PERF402 - kept when the next one raises
     except StopError as stop:
         findings.append(str(stop))

@@ -341,6 +341,7 @@ def test_a_built_substrate_has_the_same_keys_as_a_named_one() -> None:
         )
         assert np.array_equal(built.render(), rollout["next", "RGB"][-1].numpy())  # type: ignore[arg-type]
         assert built.render().shape == (136, 136, 3)
+    assert list(built.events()) == list(named_env.events()) == []
 
 
 def test_rows_hold_what_the_substrate_returns() -> None:
