@@ -690,7 +690,8 @@ def test_the_frame_that_was_asked_for_last_is_shown(tmp_path: Path) -> None:
     columns = ("length", "terminated", "team", "returns", "policies")
 
     def episode(number: int, begin: int) -> Any:
-        part = {"begin": begin, "length": 6, "frames": 2, "seed": 0, "run": number}
+        part: dict[str, Any] = {"begin": begin, "length": 6, "frames": 2}
+        part |= {"seed": 0, "run": number}
         part |= {"sources": [{"name": "s"}], "agents": [agent], "shared": []}
         return late if begin == 2 else part
 

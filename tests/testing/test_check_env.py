@@ -156,7 +156,7 @@ def count_episodes(env: Pair) -> None:
     env.row["pair", "observation"][0, 1] = env.episodes % 5
 
 
-def remember_what_was_left(env: Pair) -> None:
+def remember_what_was_left(env: Any) -> None:
     if env.steps == 0 and getattr(env, "last", 0) in (1, 2, 3):
         env.row["pair", "observation"][0, 1] = 1
     env.last = env.steps
