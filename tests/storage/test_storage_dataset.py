@@ -169,7 +169,6 @@ def test_a_full_disk_without_an_error_number_is_named(
         raise OSError("6696 requested and 4096 written")  # By NumPy, so without one.
 
     monkeypatch.setattr(np, "save", save)
-    shutil.rmtree(local / ".cache")
     with pytest.raises(OSError, match=r"\(6696 requested and 4096 w.*pass cache="):
         open_dataset(local)
 
