@@ -135,6 +135,18 @@ class EnvDescription:
     time_limit: int | None = None
     pinned_seed: int | None = None
 
+    def __post_init__(self) -> None:
+        """Check that keys are different.
+
+        Raises:
+            ValueError: if a group is named like an observation at the root.
+        """
+        for name in self.groups.keys() & self.root.keys():
+            raise ValueError(
+                f"{self.name} has a group and an observation at the root named "
+                f"{name!r}: rename one."
+            )
+
     def _repr_html_(self) -> str:
         return self.to_html()
 

@@ -105,13 +105,11 @@ def evaluate_scenarios(
         options: further arguments of ``evaluate``, such as ``num_workers``.
 
     Raises:
-        TypeError: if a policy is not possible, or ``scenarios`` is no list.
+        TypeError: if a policy is not possible, or ``scenarios`` are not scenarios.
         ValueError: if a scenario's agents or reference scores are not possible. All
             scenarios are checked before the first is evaluated.
     """
-    if isinstance(scenarios, Scenario):
-        raise TypeError("scenarios must be a list: pass [scenario].")
-    scenarios = list(scenarios)  # An iterator has each only once.
+    scenarios = _listed(scenarios)
     for scenario in scenarios:
         check_arguments(
             "evaluate_scenarios()", scenario.create_env_fn, episodes, seed, options
@@ -189,6 +187,21 @@ class _Populations:
             agent: rng.choice(by_kind[_FOCAL if agent in self.focal else _BACKGROUND])
             for agent in agents
         }
+
+
+def _listed(scenarios: Any) -> list[Scenario]:
+    """Return all scenarios of what may be an iterator.
+
+    Raises:
+        TypeError: if they are no scenarios, or there is only one.
+    """
+    if isinstance(scenarios, Scenario):
+        raise TypeError("scenarios must be a list: pass [scenario].")
+    listed = list(scenarios)
+    for scenario in listed:
+        if not isinstance(scenario, Scenario):
+            raise TypeError(f"A scenario must be a Scenario, but is {scenario!r:.200}.")
+    return listed
 
 
 def _check(scenario: Scenario, agents: tuple[str, ...]) -> None:

@@ -213,7 +213,7 @@ def _names(description: EnvDescription) -> Iterator[str]:
         if count > 1:
             yield f"The agent {agent} is {count} times in the groups: expected once."
     for name, group in groups.items():
-        if name in RESERVED or name in description.root:
+        if name in RESERVED:
             yield f"The group name {name!r} is the name of another key: rename it."
         if not group.agents:
             yield f"The group {name!r} has no agents."

@@ -261,6 +261,14 @@ def test_a_level_that_contradicts_its_configuration_is_an_error() -> None:
         ({"substrate": "coins", "max_steps": 0}, "at least 1"),
         ({"substrate": "coins", "group_map": "roles"}, "one of .'role', 'all_in_one"),
         ({"substrate": "coins", "group_map": {"a": ["player_0"]}}, "missing"),
+        (
+            {
+                "substrate": "coins",
+                "world_rgb": True,
+                "group_map": {"RGB": ["player_0", "player_1"]},
+            },
+            "coins has a group and an observation at the root named 'RGB': rename one",
+        ),
     ],
 )
 def test_unknown_names_are_errors(arguments: Any, message: str) -> None:

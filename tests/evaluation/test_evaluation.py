@@ -447,6 +447,8 @@ def test_policies_are_checked_before_a_process_starts() -> None:
     scenario: Any = Scenario("good", never)
     with pytest.raises(TypeError, match=r"scenarios must be a list: pass \[scenario\]"):
         evaluate_scenarios(None, scenario, episodes=1)
+    with pytest.raises(TypeError, match="must be a Scenario, but is 'good'"):
+        evaluate_scenarios(None, ["good"], episodes=1)  # type: ignore[list-item]
     for focal in (None, AGENTS):
         everybody = Scenario("full", CountingEnv, focal=focal, background=Constant(2))
         with pytest.raises(ValueError, match="'full' are focal, so nobody plays with"):

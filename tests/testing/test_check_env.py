@@ -244,10 +244,6 @@ WRONG: dict[str, tuple[Any, ...]] = {
         None,
         replace(PAIR, groups={"next": PAIR.groups["pair"]}),
     ),
-    "'map' is the name of another key": (
-        None,
-        replace(PAIR, groups={"map": PAIR.groups["pair"]}, root={"map": UNIT}),
-    ),
     "must start at 0": (None, described(action=spaces.Discrete(3, start=1))),
     "pair/observation": (None, described(observation=spaces.Text(3))),
     "action_mask leaves pair_0 no action": (put("action_mask", False), MASKED),
