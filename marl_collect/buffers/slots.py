@@ -41,6 +41,21 @@ _HINT = (
 
 
 @final
+class _Lent(weakref.ref[NDArray[np.uint8]]):
+    """Refers to memory that the user holds, and calls a function when it is gone.
+
+    With a function of C no code of Python runs then, in which Ctrl-C would be lost:
+    Python ignores what is raised while an object is deleted.
+
+    Attributes:
+        slot: whose memory it is.
+    """
+
+    __slots__ = ("slot",)
+    slot: int
+
+
+@final
 class Slots:
     """Owns the slots of one collector."""
 
@@ -64,7 +79,8 @@ class Slots:
         self._shared = shared
         self._segments: list[Segment | None] = []  # None where a slot was freed.
         self._free: deque[int] = deque()
-        self._held: set[int] = set()  # Handed out and not taken since.
+        self._held: dict[int, _Lent] = {}  # Handed out and not taken since.
+        self._gone: deque[_Lent] = deque()  # What the user held, and no longer does.
         self._inherited: set[int] = set()  # A forked process may use the memory.
         self._warned = False
         self._taken = 0  # Number of slots taken since this window of batches began,
@@ -88,9 +104,11 @@ class Slots:
         Raises:
             MemoryError: if one more slot does not fit into memory.
         """
+        while self._gone:
+            self._free.append(self._gone.popleft().slot)
         if self._free:
             slot = self._free.popleft()
-            self._held.discard(slot)
+            self._held.pop(slot, None)
             if slot in self._inherited:
                 self._renew(slot)
             self._free_unneeded()
@@ -121,10 +139,10 @@ class Slots:
         The slot is the user's until all of these, and all their views, are gone.
         """
         layout = self.layout
-        self._held.add(slot)
         owner = np.frombuffer(self.segment(slot).buffer, np.uint8, layout.nbytes)
         # Only the storage of the tensors refers to `owner`, so it dies with them.
-        weakref.finalize(owner, self._free.append, slot).atexit = False
+        self._held[slot] = lent = _Lent(owner, self._gone.append)
+        lent.slot = slot
         storage = torch.from_numpy(owner).untyped_storage()
         return {
             key: torch.empty(0, dtype=dtype, device="cpu").set_(storage, *view)
@@ -142,7 +160,8 @@ class Slots:
 
         The new process inherits every batch that is held.
         """
-        self._inherited |= self._held.difference(self._free.copy())
+        free = {*self._free.copy(), *(lent.slot for lent in self._gone.copy())}
+        self._inherited |= self._held.keys() - free
 
     def keep_all(self) -> None:
         """Never fill any current memory again: the parent process uses it."""
@@ -156,7 +175,7 @@ class Slots:
             return
         for _ in range(min(self._spare, len(self) - self._prepared)):
             slot = self._free.pop()
-            self._held.discard(slot)
+            self._held.pop(slot, None)
             self._inherited.discard(slot)
             self.segment(slot).close()
             self._segments[slot] = None

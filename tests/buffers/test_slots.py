@@ -1,6 +1,7 @@
 """Slots that only a while was short of are freed; a steady loop allocates nothing."""
 
 import gc
+import sys
 from typing import Any
 
 import hypothesis.strategies as st
@@ -43,6 +44,18 @@ class Loop:
 
     def drop(self, left: int) -> None:
         del self.held[: len(self.held) - left]
+
+
+def test_no_code_of_python_runs_when_a_batch_is_dropped() -> None:
+    """A Ctrl-C during it would be ignored."""
+    loop = Loop()
+    loop.collect()
+    events: list[str] = []
+    sys.setprofile(lambda *call: events.append(call[1]))
+    loop.held.clear()
+    sys.setprofile(None)
+    assert "call" not in events
+    assert len({loop.slots.acquire() for _ in range(2)}) == len(loop.slots)
 
 
 @pytest.fixture
