@@ -44,7 +44,7 @@ CELLS: Final = [
 """Task and algorithm of each cell, the cheapest first."""
 MATRIX_FRAMES: Final = {
     **dict.fromkeys(_VALUES, 250_000),
-    **dict.fromkeys(_ON_POLICY, 2_500_000),
+    **dict.fromkeys(_ON_POLICY, 500_000),
 }
 """Frames of a run on a matrix game, in place of the preset's, by algorithm."""
 
