@@ -881,7 +881,7 @@ def test_cells_that_are_not_finished_are_trained_until_one_fails(
     resumed = ["--resume" in command for _, command in commands]
     assert resumed == [False, True, False, False]
     frames = [command[command.index("--frames") + 1] for _, command in commands]
-    assert frames == ["250000", "250000", "2500000", "2500000"]
+    assert frames == ["250000", "250000", "500000", "500000"]
     commands.clear()
     assert reproduce.run_cells("8x8-2p-2f-coop", jobs=1) == 0
     assert len(commands) == 3
