@@ -34,6 +34,7 @@ from marl_collect.core.batch import EnvBatch, SerialBatch
 from marl_collect.core.closing import Closing
 from marl_collect.core.description import EnvDescription, Row
 from marl_collect.core.torchrl_names import advice_on, missing_attribute
+from marl_collect.errors import ClosedError
 from marl_collect.options import Option, require
 
 if TYPE_CHECKING:
@@ -71,10 +72,16 @@ class TensorDictEnv(Closing):
         """Return the batch that the engine steps."""
 
     @cached_property
-    def _tensordict_api(self) -> "TensorDictAPI":
+    def _any_api(self) -> "TensorDictAPI":
         from marl_collect.core.tensordict_api import TensorDictAPI
 
         return TensorDictAPI(self.engine(), self.batch_size)
+
+    @property
+    def _tensordict_api(self) -> "TensorDictAPI":
+        if self._closed:
+            raise ClosedError(f"This {type(self).__name__} is closed: build a new one.")
+        return self._any_api
 
     def __repr__(self) -> str:
         """Return the name, the groups and the batch size, without asking workers."""

@@ -33,13 +33,11 @@ class SerialEnv(JointEnvs):
     def engine(self) -> EnvBatch:
         """Return the batch that collectors step."""
         if self._closed:
-            raise ClosedError("This SerialEnv is closed. Build a new one.")
+            raise ClosedError("This SerialEnv is closed: build a new one.")
         return self._engine
 
     def close(self) -> None:
         """Close every environment; may be called twice."""
         if not self._closed:
             self._closed = True
-            # The next use creates a new one, and that raises ClosedError.
-            self.__dict__.pop("_tensordict_api", None)
             self._engine.close()

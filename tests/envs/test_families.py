@@ -27,6 +27,7 @@ from marl_collect.core.seeding import episode_seed
 from marl_collect.envs import AgentLists, MatrixGameEnv, PettingZooWrapper
 from marl_collect.envs.matrix.provider import FAMILY
 from marl_collect.envs.pettingzoo.description import PettingZooOptions
+from marl_collect.errors import ClosedError
 
 Entries = Mapping[tuple[str, ...], Any]
 FORAGING, COOP = "Foraging-5x5-3p-1f-v3", "Foraging-2s-8x8-2p-3f-coop-v3"
@@ -328,8 +329,14 @@ def test_the_data_are_those_of_the_library(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.task)
 def test_check_env(case: Case) -> None:
     require(case.task)
-    options = {**case.arguments, **case.ours, **case.checked}
-    check_env(find_factory(case.task, options), episodes=2, steps=60)
+    factory = find_factory(case.task, {**case.arguments, **case.ours, **case.checked})
+    check_env(factory, episodes=2, steps=60)
+    env = factory()
+    root = env.rand_action(env.reset())
+    env.close()
+    for use in (env.reset, env.rand_step, partial(env.step, root)):
+        with pytest.raises(ClosedError, match="is closed: build a new one"):
+            use()
 
 
 @pytest.mark.parametrize(
