@@ -10,6 +10,7 @@ from typing import Any, final
 
 from marl_collect.envs.common import defaults_of, is_safe_number
 from marl_collect.errors import MissingPackageError, install_command
+from marl_collect.options import did_you_mean, nearest
 
 
 class UnknownTaskError(ValueError):
@@ -115,16 +116,43 @@ class Family:
             return True
         return is_safe_number(value, self.settings(task).get(name))
 
+    def require(self, task: Any) -> None:
+        """Check the name of a task, without the prefix.
+
+        Raises:
+            TypeError: if it is no text.
+            UnknownTaskError: if the family has no such task; names similar ones.
+            MissingPackageError: if a library is missing; names the extra to install.
+        """
+        if not isinstance(task, str):
+            raise TypeError(
+                f"The environment must be the name of a task of {self.name}, but is "
+                f"{task!r:.100}. {self._where()}"
+            )
+        self._installed(task)
+        if not self.known(task):
+            hint = did_you_mean(nearest(task, self.listed()))
+            raise UnknownTaskError(
+                f"{self.name} has no task {task!r}.{hint} {self._where()}"
+            )
+
+    def _where(self) -> str:
+        return f"`marl-collect envs {self.name}` lists tasks."
+
+    def _installed(self, task: str) -> None:
+        if missing := self._missing():
+            raise MissingPackageError(
+                f"{task} needs {', '.join(missing)}: {install_command(self.extra)}",
+                name=missing[0],
+            )
+
     def _name(self, task: str) -> str:
         family, _, name = task.rpartition("/")
         if family != self.name and (family or self.needs_prefix):
             raise UnknownTaskError
-        if missing := self._missing():
-            if not family:
-                raise UnknownTaskError
-            raise MissingPackageError(
-                f"{task} needs {', '.join(missing)}: {install_command(self.extra)}"
-            )
+        if not family and self._missing():
+            raise UnknownTaskError
+        self._installed(task)
         if not self.known(name):
             raise UnknownTaskError
         return name

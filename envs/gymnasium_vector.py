@@ -16,6 +16,11 @@ from marl_collect.core.description import EnvDescription, GroupDescription, from
 from marl_collect.envs.common import closed_on_error, reset_options
 
 _GROUP = "agent"
+_SEEDS = (
+    "reset() was given a list of seeds, one for each world. If this environment takes "
+    "none, build it with gymnasium.make_vec(..., vectorization_mode='sync'), or pass "
+    "seeds=False."
+)
 
 
 @final
@@ -76,7 +81,12 @@ class GymnasiumVectorEnv(BatchedEnv):
         for task, worlds in self._by_task(which):
             if worlds is None:
                 options = {"options": task} if task else {}
-                self._seen, _ = self._env.reset(seed=seed, **options)
+                try:
+                    self._seen, _ = self._env.reset(seed=seed, **options)
+                except Exception as error:
+                    if self._seeded:
+                        error.add_note(_SEEDS)
+                    raise
             else:
                 self._reset_some(worlds, seed, task)
         return _of_group(self._seen)

@@ -62,10 +62,7 @@ def build(task: str, options: dict[str, Any]) -> Any:
         TypeError: for an unknown argument. The library ignores some of them.
         ValueError: if there is no such task, scenario or layout.
     """
-    if task not in TASKS:
-        raise ValueError(
-            f"There is no JaxMARL task {task!r}. Expected one of: {', '.join(TASKS)}."
-        )
+    FAMILY.require(task)
     known = arguments(task)
     if unknown := sorted(options.keys() - known.keys()):
         raise TypeError(

@@ -123,6 +123,7 @@ class Lab2dEnv(MultiAgentEnv):
                 group whose players differ in observations or actions.
         """
         options = options_of(LevelOptions, locals())
+        require("level", level, str, Option(""))
         require("rebuild", rebuild, bool, Option(""))
         self._world = Lab2dWorld(_flatten(level, settings or {}), rebuild=rebuild)
         with closed_on_error(self._world):

@@ -95,7 +95,8 @@ class Lab2dWorld:
         """Build a new Lab2d and drop the old one.
 
         Args:
-            seed: seed for the level's setup, if the level has the setting ``env_seed``.
+            seed: seed for the level's setup, if the level has the setting ``env_seed``
+                and the settings have none.
         """
         from dmlab2d import runfiles_helper
 
@@ -104,7 +105,7 @@ class Lab2dWorld:
         settings = self._settings
         if self.env_seed:
             # MeltingPot requires a seed other than zero.
-            settings = settings | {"env_seed": str(seed + 1)}
+            settings = {"env_seed": str(seed + 1)} | settings
         lab = self._dmlab2d.Lab2d(runfiles_helper.find(), settings)
         self._lab = lab
         discrete = lab.action_discrete_names()

@@ -11,7 +11,7 @@ from typing_extensions import override
 from marl_collect.envs import registered
 from marl_collect.envs.agent_lists import AgentLists
 from marl_collect.envs.common import closed_on_error
-from marl_collect.envs.lbforaging.provider import registered_task
+from marl_collect.envs.lbforaging.provider import FAMILY, registered_task
 from marl_collect.envs.pettingzoo.description import split_options
 from marl_collect.envs.pettingzoo.env import PettingZooBase
 
@@ -36,8 +36,10 @@ class LbForagingEnv(PettingZooBase):
 
         Raises:
             TypeError: for an unknown keyword.
+            UnknownTaskError: if there is no such task.
             ValueError: if a value does not fit.
         """
+        FAMILY.require(task)
         options, arguments = split_options(kwargs)
         registered_name, variant = registered_task(task)
         env = registered.build("lbforaging", registered_name, {**variant, **arguments})

@@ -6,6 +6,7 @@ from marl_collect.envs.common import closed_on_error
 from marl_collect.envs.pettingzoo.description import split_options
 from marl_collect.envs.pettingzoo.env import PettingZooBase
 from marl_collect.errors import imports_of
+from marl_collect.options import Option, require
 
 with imports_of("mamujoco", "MamujocoEnv"):
     from gymnasium_robotics import mamujoco_v1
@@ -33,8 +34,13 @@ class MamujocoEnv(PettingZooBase):
             ValueError: if a value does not fit.
         """
         options, arguments = split_options(kwargs)
+        require("task", task, str, Option(""))
         scenario, _, division = task.partition("-")
-        env = mamujoco_v1.parallel_env(scenario, division, **arguments)
+        try:
+            env = mamujoco_v1.parallel_env(scenario, division, **arguments)
+        except Exception as error:
+            error.add_note("`marl-collect envs mamujoco` lists robots and divisions.")
+            raise
         with closed_on_error(env):
             spec = env.single_agent_env.spec
             limit = None if spec is None else spec.max_episode_steps

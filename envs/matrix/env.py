@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from marl_collect.envs.agent_lists import AgentLists
 from marl_collect.envs.common import Array
-from marl_collect.envs.matrix.provider import PENALTIES
+from marl_collect.envs.matrix.provider import FAMILY, PENALTIES
 from marl_collect.envs.pettingzoo.description import split_options
 from marl_collect.envs.pettingzoo.env import PettingZooBase
 
@@ -48,17 +48,15 @@ class MatrixGameEnv(PettingZooBase):
 
         Raises:
             TypeError: for an unknown keyword.
-            ValueError: if there is no such game, or if a value does not fit.
+            UnknownTaskError: if there is no such game.
+            ValueError: if a value does not fit.
         """
+        FAMILY.require(task)
         options, others = split_options(kwargs)
         if others:
             raise TypeError(
                 f"{task} has no argument {', '.join(others)}, only rounds and the "
                 "keywords of PettingZooWrapper."
-            )
-        if task not in PAYOFFS:
-            raise ValueError(
-                f"There is no matrix game {task!r}, only {', '.join(PAYOFFS)}."
             )
         if rounds < 1:
             raise ValueError(f"rounds must be at least 1, but is {rounds}.")

@@ -121,6 +121,11 @@ def read_substrate(
             if substrate not in configs.SUBSTRATES:
                 raise unknown_name(substrate, configs.SUBSTRATES)
             config = configs.get_config(substrate)
+        if not hasattr(config, "default_player_roles"):
+            raise TypeError(
+                "substrate must be a name, or a configuration from "
+                f"meltingpot.substrate.get_config, but is {substrate!r:.100}."
+            )
         chosen = tuple(config.default_player_roles if roles is None else roles)
         if not chosen or not set(chosen) <= set(config.valid_roles):
             raise ValueError(

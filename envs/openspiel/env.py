@@ -10,6 +10,7 @@ from typing_extensions import override
 from marl_collect.envs.pettingzoo.description import split_options
 from marl_collect.envs.pettingzoo.env import PettingZooBase
 from marl_collect.errors import imports_of
+from marl_collect.options import Option, require
 
 with imports_of("openspiel", "OpenSpielEnv"):
     from shimmy.openspiel_compatibility import OpenSpielCompatibilityV0
@@ -42,6 +43,7 @@ class OpenSpielEnv(PettingZooBase):
             pyspiel.SpielError: if a parameter does not fit.
         """
         options, parameters = split_options(kwargs)
+        require("game", game, str, Option(""))
         super().__init__(_Game(game, parameters), game, options, fast=False)
 
 

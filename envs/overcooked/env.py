@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_collect.envs.agent_lists import AgentLists
+from marl_collect.envs.overcooked.provider import FAMILY
 from marl_collect.envs.pettingzoo.description import split_options
 from marl_collect.envs.pettingzoo.env import PettingZooBase
 from marl_collect.errors import imports_of
@@ -45,9 +46,11 @@ class OvercookedEnv(PettingZooBase):
                 ``PettingZooWrapper``.
 
         Raises:
-            ValueError: if a keyword does not fit, or if the layout does not have two
-                players.
+            UnknownTaskError: if there is no such layout for two players, because
+                Overcooked-AI encodes no other states.
+            ValueError: if a keyword does not fit.
         """
+        FAMILY.require(layout)
         options, parameters = split_options(kwargs)
         kitchen = _Kitchen(layout, parameters, horizon, shaping)
         lists = AgentLists(kitchen, _PLAYERS)
@@ -68,11 +71,6 @@ class _Kitchen:
         library = import_overcooked()
         self._recipes = library.Recipe
         self._mdp = library.OvercookedGridworld.from_layout_name(layout, **parameters)
-        if self._mdp.num_players != len(_PLAYERS):
-            raise ValueError(
-                f"The layout must have 2 players, because Overcooked-AI encodes no "
-                f"other states, but {layout} has {self._mdp.num_players}."
-            )
         self._choices = library.Action.INDEX_TO_ACTION
         self._horizon = horizon
         self._shaping = shaping

@@ -7,6 +7,7 @@ from marl_collect.envs.agent_lists import AgentLists
 from marl_collect.envs.common import closed_on_error
 from marl_collect.envs.pettingzoo.description import split_options
 from marl_collect.envs.pettingzoo.env import PettingZooBase
+from marl_collect.envs.rware.provider import FAMILY
 
 
 @final
@@ -28,8 +29,10 @@ class RwareEnv(PettingZooBase):
 
         Raises:
             TypeError: for an unknown keyword.
+            UnknownTaskError: if there is no such task.
             ValueError: if a value does not fit.
         """
+        FAMILY.require(task)
         options, arguments = split_options(kwargs)
         env = registered.build("rware", task, arguments)
         with closed_on_error(env):

@@ -14,6 +14,7 @@ from marl_collect.core.batched import BatchedEnv, Step
 from marl_collect.core.description import EnvDescription
 from marl_collect.core.groups import GroupMap, MarlGroupMapType
 from marl_collect.envs.pettingzoo.groups import AgentSpec, describe_groups
+from marl_collect.envs.vmas.provider import FAMILY
 from marl_collect.errors import imports_of
 from marl_collect.options import Option, require
 
@@ -95,9 +96,11 @@ class VmasEnv(BatchedEnv):
 
         Raises:
             TypeError: for an argument of ``vmas.make_env`` that cannot be chosen.
-            ValueError: if a group map does not fit, there is no such scenario, or the
-                device is no CPU or GPU that torch can use here.
+            UnknownTaskError: if there is no such scenario.
+            ValueError: if a group map does not fit, or the device is no CPU or GPU that
+                torch can use here.
         """
+        FAMILY.require(scenario)
         if refused := sorted(_NOT_TAKEN & kwargs.keys()):
             raise TypeError(
                 f"VmasEnv does not take {', '.join(refused)}: collectors seed it, and "

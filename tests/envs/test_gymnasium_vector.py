@@ -255,6 +255,13 @@ def test_a_simulator_without_masked_resets_is_refused(make: Any) -> None:
         batch_of(lambda: GymnasiumVectorEnv(make(), seeds=False))
 
 
+def test_a_simulator_without_a_seed_per_world_is_told_what_to_do() -> None:
+    env = GymnasiumVectorEnv(gymnasium.make_vec("CartPole-v1", 2))
+    with pytest.raises(gymnasium.error.Error, match="Seed") as raised:
+        env.reset()
+    assert "seeds=False" in raised.value.__notes__[0]
+
+
 @pytest.mark.processes
 def test_a_reset_that_would_be_repeated_is_refused() -> None:
     with pytest.raises(ValueError, match="shared_memory=True"):

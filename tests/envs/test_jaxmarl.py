@@ -266,8 +266,6 @@ def test_bad_arguments_are_refused() -> None:
         JaxMarlEnv("SMAX", scenario="4m")
     with pytest.raises(ValueError, match="no layout 'attic'"):
         JaxMarlEnv("overcooked", layout="attic")
-    with pytest.raises(ValueError, match="no JaxMARL task 'storm'"):
-        JaxMarlEnv("storm")
 
 
 def test_importing_the_library_prints_nothing_and_keeps_replaced_streams(

@@ -318,6 +318,22 @@ def test_a_level_restarts_in_place_or_is_rebuilt_on_request(duel: Any) -> None:
     assert counts == {False: 3, True: 1}
 
 
+@pytest.mark.parametrize("own", [{}, {"env_seed": 7}])
+def test_every_build_has_its_seed_or_that_of_the_settings(own: Any) -> None:
+    skip_without("meltingpot", "needs the extra meltingpot")
+    from meltingpot import substrate
+
+    config = substrate.get_config("coins")
+    roles = config.default_player_roles
+    level = {**config.lab2d_settings_builder(config=config, roles=roles), **own}
+    with Lab2dEnv(level.pop("levelName"), level, rebuild=True) as env:
+        seeds = set()
+        for _ in range(3):
+            env.reset()
+            seeds.add(env.read_property("settings.env_seed"))
+    assert seeds == {"7"} if own else len(seeds) == 3
+
+
 def test_events_and_properties_are_accessible() -> None:
     with Lab2dEnv("commons_harvest", {"numPlayers": 2}) as env:
         assert env.read_property("settings.numPlayers") == "2"

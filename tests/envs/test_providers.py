@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -64,6 +65,18 @@ FAMILIES = [
     *(JAXMARL, LAB2D, LBFORAGING, MAMUJOCO, MATRIX, MELTINGPOT, OPENSPIEL),
     *(OVERCOOKED, RWARE, VMAS),
 ]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_wrong_name_is_refused_by_the_environment(family: Family) -> None:
+    if any(importlib.util.find_spec(module) is None for module in family.modules):
+        pytest.skip(f"needs the extra {family.extra}")
+    kind = pkgutil.resolve_name(family.env)
+    for name in (5, None, ["a"], b"a"):
+        with pytest.raises(TypeError, match=re.escape(repr(name))):
+            kind(name)
+    with pytest.raises(Exception, match=r"cramped_rom\b|lists robots"):
+        kind("cramped_rom")
 
 
 @pytest.mark.parametrize("family", [pettingzoo, *FAMILIES])
