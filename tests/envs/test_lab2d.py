@@ -321,11 +321,10 @@ def test_a_level_restarts_in_place_or_is_rebuilt_on_request(duel: Any) -> None:
 @pytest.mark.parametrize("own", [{}, {"env_seed": 7}])
 def test_every_build_has_its_seed_or_that_of_the_settings(own: Any) -> None:
     skip_without("meltingpot", "needs the extra meltingpot")
-    from meltingpot import substrate
+    from marl_collect.envs.meltingpot.settings import read_substrate
 
-    config = substrate.get_config("coins")
-    roles = config.default_player_roles
-    level = {**config.lab2d_settings_builder(config=config, roles=roles), **own}
+    _, settings = read_substrate("coins", None, "ERROR")
+    level: dict[str, Any] = {**settings.lab2d, **own}
     with Lab2dEnv(level.pop("levelName"), level, rebuild=True) as env:
         seeds = set()
         for _ in range(3):
