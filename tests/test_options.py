@@ -100,6 +100,7 @@ def test_signature_is_the_user_s() -> None:
     assert parameters["count"].default is inspect.Parameter.empty
     assert parameters["seconds"].default == 3.0
     assert parameters["count"].annotation == int | Sequence[int]
+    assert Thing.__init__.__annotations__["count"] == int | Sequence[int]
     assert inspect.signature(thing).return_annotation is Arguments
     assert "limit: most." in inspect.getdoc(Thing.__init__)
 

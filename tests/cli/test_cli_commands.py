@@ -350,6 +350,11 @@ def test_play_prints_the_returns_of_each_episode() -> None:
     options: Any = {"max_frames_per_traj": 6, "deterministic": True}
     played = evaluate(None, CountingEnv, episodes=3, **options)
     assert f"mean {sum(played.lengths) / 3:.1f} {played.mean_team_return:,.2f}" in text
+    for number, episode in enumerate(played.episodes):
+        means = [np.mean(returns) for returns in episode.returns.values()]
+        cells = [played.team_returns[number], *means]
+        row = [str(number), str(episode.length), *(f"{cell:,.2f}" for cell in cells)]
+        assert " ".join(row) in text
     assert run("play", COUNTING, "--policy", "nowhere.pt")[0] == 2
 
 

@@ -166,6 +166,9 @@ def test_setups_that_exceed_random_actions_are_told_with_five_seeds() -> None:
 
 def test_one_seed_has_no_interval() -> None:
     page = markdown([finished_run()], "a task", RANDOM, None)
+    assert "![" not in page
+    with_curves = markdown([finished_run()], "a task", RANDOM, "curves.png")
+    assert "](curves.png)" in with_curves
     assert "| 10.0 | 20.0 | 30.0 | 90.0 |" in page
     assert "Return of random actions: team 0.50 (0.48 to 0.52), per agent 0.25" in page
     assert "nan" not in page
