@@ -3,9 +3,9 @@
 //     node page_in_node.js PAGE ADDRESS ACTIONS
 //
 // PAGE is a file, ADDRESS that of its server, or any if the page has its data. ACTIONS is a
-// JSON list: ["click", K] on the row K, ["play"], or [ID, VALUE] of an input; several
-// values follow each other at once. Elements keep what they are told, and draw nothing; time that
-// the page waits passes at once.
+// JSON list: ["click", K] on the row K, ["play", K] for K clicks at once, or [ID, VALUE] of an
+// input; several values follow each other at once. Elements keep what they are told, and draw
+// nothing; time that the page waits passes at once.
 "use strict";
 const fs = require("fs"), vm = require("vm");
 const [page, address, actions] = process.argv.slice(2);
@@ -36,7 +36,7 @@ const byId = {};
 for (const [, id] of html.matchAll(/ id="(\w+)"/g)) byId[id] = new Element(id);
 byId.saved.text = html.match(/<script id="saved"[^>]*>(.*?)<\/script>/s)[1];
 const FRAME = Number(html.match(/FRAME_MS = (\d+)/)[1]);  // Of a page that plays.
-let waiting = 0;
+let waiting = 0, frames = 0, together = 0;  // Waits for a frame, and those during another one.
 const ask = globalThis.fetch, later = globalThis.setTimeout;
 Object.assign(globalThis, {
   document: {
@@ -46,7 +46,11 @@ Object.assign(globalThis, {
   },
   window: {},
   location: {search: new URL(address).search},
-  setTimeout: (call, milliseconds) => later(call, milliseconds === FRAME ? 0 : milliseconds),
+  setTimeout: (call, milliseconds) => {
+    if (milliseconds !== FRAME) return later(call, milliseconds);
+    together += frames++ > 0;
+    return later(() => { frames -= 1; call(); }, 0);
+  },
   fetch: async request => {
     waiting += 1;
     try { return await ask(new URL(request, address)); } finally { waiting -= 1; }
@@ -69,6 +73,7 @@ function shown() {
     chosen: rows.filter(row => row.isChosen).map(row => row.children[0].textContent),
     headings: texts("agents", "h2"),
     captions: texts("agents", "figcaption"),
+    together,
   };
 }
 
@@ -78,7 +83,7 @@ async function main() {
   const states = [shown()];
   for (const [name, value] of JSON.parse(actions)) {
     if (name === "click") byId.list.querySelectorAll("button")[value].onclick();
-    else if (name === "play") byId.play.onclick();
+    else if (name === "play") for (let k = 0; k < value; k++) byId.play.onclick();
     else {
       for (const typed of [value].flat()) {
         byId[name].value = typed;

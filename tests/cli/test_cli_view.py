@@ -647,7 +647,7 @@ def test_a_page_shows_and_plays_episodes(
     data: Path, tmp_path: Path, is_saved: bool
 ) -> None:
     page = tmp_path / "x.html"
-    actions: list[Any] = [["click", 1], ["play"], ["agent", "1"], ["frame", "2"]]
+    actions: list[Any] = [["click", 1], ["play", 3], ["agent", "1"], ["frame", "2"]]
     if is_saved:
         selection = [f"--episode={number}" for number in range(4)]
         output_of("view", data, "--save", page, *selection)
@@ -668,6 +668,7 @@ def test_a_page_shows_and_plays_episodes(
     assert clicked["at"] == f"frame 0 of {lengths[1]}"
     assert played["at"] == f"frame {lengths[1] - 1} of {lengths[1]}"
     assert played["play"] == "Play"
+    assert played["together"] == 1  # The click that paused it did not wait.
     assert moved["at"] == f"frame 2 of {lengths[1]}"
     names = [
         agent["name"] for agent in Episodes(episodes, lambda: "").about()["agents"]
