@@ -16,7 +16,7 @@ import abc
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +30,11 @@ from marl_collect.models.layers.stacking import (
     torch_layout,
     unstack_agent,
 )
+from marl_collect.options import Option, require
 
 _TORCHRL_PREFIXES = ("params.", "_empty_net.")
+SIZE: Final = Option("", at_least=1)
+"""Of a number of agents, features or units."""
 
 
 class AgentNetworks(nn.Module, abc.ABC):
@@ -56,8 +59,8 @@ class AgentNetworks(nn.Module, abc.ABC):
         """Check the arguments.
 
         Raises:
-            TypeError: if ``share_params`` is missing, or if both spellings of
-                ``centralised`` are passed, or none.
+            TypeError: if an argument has another type, ``share_params`` is missing, or
+                both spellings of ``centralised`` are passed, or none.
             ValueError: if there are no agents.
         """
         super().__init__()
@@ -68,11 +71,12 @@ class AgentNetworks(nn.Module, abc.ABC):
             )
         if share_params is None:
             raise TypeError("Pass share_params=True or share_params=False.")
-        if n_agents < 1:
-            raise ValueError(f"n_agents must be at least 1, but is {n_agents}.")
-        self.n_agents = n_agents
-        self.centralised = bool(centralized if centralised is None else centralised)
-        self.share_params = share_params
+        sees_all = centralized if centralised is None else centralised
+        self.n_agents: int = require("n_agents", n_agents, int, SIZE)
+        self.centralised: bool = require("centralised", sees_all, bool, Option(""))
+        self.share_params: bool = require(
+            "share_params", share_params, bool, Option("")
+        )
 
     @property
     def centralized(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from marl_collect.models.base import MultiAgentNetBase
+from marl_collect.models.base import SIZE, MultiAgentNetBase
 from marl_collect.options import Option, require
 
 LayerFactory = Callable[..., nn.Module]
@@ -42,9 +42,10 @@ class MultiAgentMLP(MultiAgentNetBase):
         centralized: the same as ``centralised``.
 
     Raises:
-        TypeError: if ``centralised`` or ``share_params`` is missing.
-        ValueError: if ``depth`` and ``num_cells`` contradict each other, a layer has no
-            units, a list of arguments has not one mapping per layer, or there are
+        TypeError: if an argument has another type, or ``centralised`` or
+            ``share_params`` is missing.
+        ValueError: if a number is below 1, ``depth`` and ``num_cells`` contradict each
+            other, a list of arguments has not one mapping per layer, or there are
             ``norm_kwargs`` but no ``norm_class``.
 
     Example:
@@ -81,15 +82,17 @@ class MultiAgentMLP(MultiAgentNetBase):
             share_params=share_params,
             centralized=centralized,
             device=device,
-            n_inputs=n_agent_inputs,
-            n_outputs=n_agent_outputs,
+            n_inputs=require("n_agent_inputs", n_agent_inputs, int | None, SIZE),
+            n_outputs=require("n_agent_outputs", n_agent_outputs, int, SIZE),
             cells=hidden_sizes(depth, num_cells),
             activation=(activation_class, activation_kwargs),
             norm=(norm_class, norm_kwargs),
             dropout=dropout,
             bias_last_layer=bias_last_layer,
             linear=(layer_class, layer_kwargs),
-            activate_last_layer=activate_last_layer,
+            activate_last_layer=require(
+                "activate_last_layer", activate_last_layer, bool, Option("")
+            ),
         )
         self.n_features = n_agent_inputs
         self.n_agent_outputs = n_agent_outputs

@@ -60,11 +60,17 @@ def save_policy(path: Path | str, policy: nn.Module, what: Any, **options: Any) 
             because a file holds no code.
 
     Raises:
+        TypeError: if the policy is no module.
         ValueError: if the options do not build this policy, or cannot be saved, or if
             the policy is on the meta device.
     """
     description = description_of(what)
     state = policy_state(description, options)
+    if not isinstance(policy, nn.Module):
+        raise TypeError(
+            "The policy to save must be a module that make_policy returned, but is "
+            f"{policy!r:.100}."
+        )
     policy = _uncompiled(policy)
     weights = policy.state_dict()
     empty = [name for name, tensor in weights.items() if tensor.is_meta]

@@ -139,8 +139,14 @@ class EnvDescription:
         """Check that keys are different.
 
         Raises:
+            TypeError: if the groups or the observations at the root are no mapping.
             ValueError: if a group is named like an observation at the root.
         """
+        for name, value in {"groups": self.groups, "root": self.root}.items():
+            if not isinstance(value, Mapping):
+                raise TypeError(
+                    f"{name} must be a mapping from names, but is {value!r:.100}."
+                )
         for name in self.groups.keys() & self.root.keys():
             raise ValueError(
                 f"{self.name} has a group and an observation at the root named "

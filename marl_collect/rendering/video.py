@@ -38,8 +38,8 @@ def write_video(
 
     Raises:
         ImportError: if imageio is not installed; says what to install.
-        ValueError: if the suffix is unknown, there are no frames, ``fps`` is not more
-            than 0, or ``scale`` is less than 1.
+        ValueError: if the suffix is unknown, there are no frames or one is no such
+            picture, ``fps`` is not more than 0, or ``scale`` is less than 1.
     """
     target = Path(path)
     if not 0 < fps < float("inf"):
@@ -51,9 +51,15 @@ def write_video(
     count = 0
     try:
         for frame in frames:
+            picture = np.asarray(frame)
+            if picture.dtype != np.uint8 or picture.shape[2:] != (3,):
+                raise ValueError(
+                    f"Frame {count} must be uint8 [height, width, 3], but is "
+                    f"{list(picture.shape)} of {picture.dtype}."
+                )
             if writer is None:
                 writer = _open(partial, fps)
-            large = visible(frame) if scale is None else enlarge(frame, scale)
+            large = visible(picture) if scale is None else enlarge(picture, scale)
             writer.append_data(_even(large))
             count += 1
         if writer is None:

@@ -57,7 +57,7 @@ class Setup:
             ValueError: if there is no such algorithm.
         """
         if self.algorithm not in ALGORITHMS:
-            hint = did_you_mean(nearest(self.algorithm, list(ALGORITHMS), most=1))
+            hint = did_you_mean(nearest(str(self.algorithm), list(ALGORITHMS), most=1))
             raise ValueError(
                 f"There is no algorithm {self.algorithm!r}.{hint} Expected one of "
                 f"{', '.join(ALGORITHMS)}."

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from marl_collect.models.base import (
+    SIZE,
     AgentNetworks,
     copy_into,
     named_tensors,
@@ -21,6 +22,7 @@ from marl_collect.models.layers.cells import Cell, GRUCell, LSTMCell, States
 from marl_collect.models.layers.linear import StackedLinear
 from marl_collect.models.layers.stacking import is_hooked
 from marl_collect.models.recurrent.gru import run_gru
+from marl_collect.options import require
 
 
 class _Mode(threading.local):
@@ -88,9 +90,11 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
             share_params=share_params,
             centralized=centralized,
         )
-        self.n_features = n_agent_inputs
-        self.hidden_size = hidden_size
-        self.num_layers = num_layers
+        self.n_features: int | None = require(
+            "n_agent_inputs", n_agent_inputs, int | None, SIZE
+        )
+        self.hidden_size: int = require("hidden_size", hidden_size, int, SIZE)
+        self.num_layers: int = require("num_layers", num_layers, int, SIZE)
         self.net = self._build(device)
 
     @property

@@ -72,3 +72,10 @@ def test_environments_with_other_agents_or_actions_are_refused(
     with pytest.raises(ValueError, match=message):
         check_alike(one, other, "environment 1", "environment 0")
     check_alike(one, replace(one, time_limit=3), "environment 1", "environment 0")
+
+
+@pytest.mark.parametrize("name", ["groups", "root"])
+def test_groups_and_the_root_are_mappings(name: str) -> None:
+    parts: dict[str, Any] = {"groups": {}, name: ["state"]}
+    with pytest.raises(TypeError, match=f"{name} must be a mapping from names, but is"):
+        EnvDescription("a", **parts)

@@ -45,10 +45,31 @@ conv = partial(MultiAgentConvNet, 2, False, True)
 attention = partial(MultiAgentAttention, 5, 3, 4, centralised=True, share_params=True)
 policy, counting = policy_of(SEVERAL), partial(make_policy, CountingEnv())
 critic = partial(make_critic, CountingEnv().description)
+BOTH = {"centralised": True, "share_params": True}
+GROUP: dict[str, Any] = {"n_agent_inputs": 5, "n_agents": 4, **BOTH}
+SIZED: list[tuple[Any, dict[str, Any]]] = [
+    (MultiAgentMLP, {**GROUP, "n_agent_outputs": 3}),
+    (MultiAgentAttention, {**GROUP, "n_agent_outputs": 3}),
+    (MultiAgentGRU, {**GROUP, "hidden_size": 3, "num_layers": 1}),
+    (MultiAgentConvNet, {"in_features": 3, "n_agents": 4, **BOTH}),
+]
+
+
+def wrong_sizes(*values: Any) -> list[Case]:
+    return [
+        (kind, {**sizes, name: value}, f"{name} must be (an integer|True or False)")
+        for kind, sizes in SIZED
+        for name, size in sizes.items()
+        for value in values
+        if isinstance(value, str) or size is not True
+    ]
+
+
 NORMS = {"norm_class": nn.LayerNorm, "norm_kwargs": [{"normalized_shape": 8}] * 3}
 TWICE = {"share_params": True, "centralised": True, "centralized": True}
 ATTENTION: dict[str, Any] = {"network": "attention", "centralised": True}
 VALUES: list[Case] = [
+    *wrong_sizes(0, -1),
     (mlp, {"norm_kwargs": {"eps": 1.0}}, "norm_kwargs .* without norm_class"),
     (mlp, {"layer_kwargs": [{}] * 2}, "layer_kwargs has 2 entries, .* 3 such layers"),
     (mlp, {"layer_kwargs": [{}] * 4}, "layer_kwargs has 4 entries, .* 3 such layers"),
@@ -100,6 +121,7 @@ VALUES: list[Case] = [
     (counting, {"epsilon": 1.5}, "from 0 to 1, but is 1.5"),
 ]
 TYPES: list[Case] = [
+    *wrong_sizes("3", (3,), 3.0, True),
     (unset, {"share_params": True}, "either centralised or centralized"),
     (unset, TWICE, "either centralised or centralized"),
     (unset, {"centralised": True}, "share_params=True or"),

@@ -182,3 +182,5 @@ def test_a_compiled_policy_is_saved(tmp_path: Path, part: str, groups: int) -> N
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     with pytest.raises(ValueError, match="builds another policy"):
         save_policy(tmp_path / "p.pt", compiled, environment, num_cells=(5,))
+    with pytest.raises(TypeError, match="must be a module .*, but is {}"):
+        save_policy(tmp_path / "p.pt", {}, environment)  # type: ignore[arg-type]

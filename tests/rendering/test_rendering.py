@@ -385,6 +385,10 @@ def test_failed_videos_vanish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         write_video(tmp_path / "x.mp4", broken())
     with pytest.raises(ValueError, match="no frames"):
         write_video(tmp_path / "x.mp4", [])
+    others: list[Any] = [np.zeros((8, 8, 3)), np.zeros((8, 8), np.uint8), "picture"]
+    for frame in others:
+        with pytest.raises(ValueError, match=r"Frame 1 must be uint8 \[height, width"):
+            write_video(tmp_path / "x.mp4", [np.zeros((8, 8, 3), np.uint8), frame])
     for fps in (0, -1, float("nan")):
         with pytest.raises(ValueError, match="fps must be a number more than 0"):
             write_video(tmp_path / "x.gif", [], fps=fps)

@@ -33,6 +33,7 @@ def test_parse_returns_the_setup_of_a_name() -> None:
     ("find", "name", "message"),
     [
         (Setup, "sac", r"'sac'\. Expected one of ippo, mappo, ia2c, maa2c, iql, vdn"),
+        (Setup, None, r"There is no algorithm None\. Expected one of ippo"),
         (Setup, "mapo", r"'mapo'\. Did you mean mappo\? Expected"),
         (Setup.parse, "sac", "ippo.mappo.ia2c.maa2c.iql.vdn.qmix.maddpg.iddpg, then"),
         (Setup.parse, "mapo", r"Did you mean mappo-local-shared\? A name is"),
@@ -40,7 +41,7 @@ def test_parse_returns_the_setup_of_a_name() -> None:
         (Setup.parse, "qmix-shared", r"Did you mean qmix-local-shared\?"),
     ],
 )
-def test_unknown_names_are_refused(find: Any, name: str, message: str) -> None:
+def test_unknown_names_are_refused(find: Any, name: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         find(name)
 
