@@ -9,7 +9,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from tensordict.utils import expand_as_right
 
 from marl_collect.core.batch import EnvBatch
@@ -53,6 +53,8 @@ class TensorDictAPI:
     def reset(self, tensordict: TensorDictBase | None) -> TensorDict:
         """Begin episodes in all environments, or in those of ``"_reset"``."""
         indices = list(range(self._engine.size))
+        if tensordict is not None:
+            _require_tensordict("reset", tensordict)
         if tensordict is not None and "_reset" in tensordict.keys():
             chosen = tensordict.get("_reset").reshape(-1).tolist()
             indices = [k for k in indices if chosen[k] or not self._started[k]]
@@ -61,6 +63,7 @@ class TensorDictAPI:
 
     def step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Step and write ``next``."""
+        _require_tensordict("step", tensordict)
         indices = None
         if self._batch and "_step" in tensordict.keys():
             indices = tensordict.get("_step").reshape(-1).nonzero().flatten().tolist()
@@ -94,6 +97,7 @@ class TensorDictAPI:
         if tensordict is None:
             self._check_running(None)
             tensordict = self._root()
+        _require_tensordict("rand_action", tensordict)
         return RandomPolicy(self._description)(tensordict)
 
     def acting(self, policy: Policy | None, *, moves: bool) -> Policy:
@@ -144,6 +148,12 @@ class TensorDictAPI:
 
     def step_mdp(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return the root of the frame after ``tensordict``, without its actions."""
+        _require_tensordict("step_mdp", tensordict)
+        if "next" not in tensordict.keys():
+            raise KeyError(
+                "step_mdp() takes what step() returned, but there is no next, only "
+                f"{sorted(map(str, tensordict.keys()))}."
+            )
         actions = self._description.actions()
         root = tensordict.exclude("next", *actions)
         return root.update(tensordict.get("next").exclude(*self._description.outcome()))
@@ -254,6 +264,14 @@ class TensorDictAPI:
                 "or sample from a distribution."
             )
         return action
+
+
+def _require_tensordict(method: str, value: Any) -> None:
+    if not is_tensor_collection(value):
+        raise TypeError(
+            f"{method}() takes a TensorDict, as reset() and rand_action() return it, "
+            f"but got {value!r:.100}."
+        )
 
 
 def _on_its_device(policy: Policy) -> Policy:

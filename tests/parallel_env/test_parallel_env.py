@@ -154,6 +154,19 @@ def test_after_close_every_call_raises_an_error(kind: Any) -> None:
             call()
 
 
+@pytest.mark.parametrize("kind", [None, SerialEnv])
+def test_what_is_no_tensordict_is_named(kind: Any) -> None:
+    with kind(2, CountingEnv) if kind else CountingEnv() as env:
+        root = env.reset()
+        for wrong in ({"hunter": 1}, torch.zeros(2), 3):
+            for method in (env.reset, env.rand_action, env.step, env.step_mdp):
+                name = method.__name__
+                with pytest.raises(TypeError, match=rf"{name}\(\) takes a TensorDict"):
+                    method(wrong)
+        with pytest.raises(KeyError, match=r"takes what step\(\) returned"):
+            env.step_mdp(root)
+
+
 def test_closing_before_the_first_use_works() -> None:
     with ParallelEnv(2, CountingEnv) as env:
         assert not env.is_closed
