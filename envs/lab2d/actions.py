@@ -48,8 +48,16 @@ class TableActions:
             prefixes: the prefix of each player, such as ``"1."``.
 
         Raises:
+            TypeError: if it is no list of mappings.
             ValueError: if the table is empty, or its rows set different actions.
         """
+        if not isinstance(table, Sequence) or not all(
+            isinstance(row, Mapping) for row in table
+        ):
+            raise TypeError(
+                "The action table must be a list of mappings from names of actions to "
+                f"numbers, but is {table!r:.200}."
+            )
         names = sorted(table[0]) if table else []
         if not names or any(sorted(row) != names for row in table):
             raise ValueError(

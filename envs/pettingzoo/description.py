@@ -339,6 +339,8 @@ def _info_shapes(
             f"info_keys must be a list of names, but is the string {keys!r}: pass "
             f"[{keys!r}]."
         )
+    if unnamed := [key for key in keys if not isinstance(key, str)]:
+        raise TypeError(f"info_keys must be names, but one of them is {unnamed[0]!r}.")
     if isinstance(keys, Mapping):
         return {key: tuple(shape) for key, shape in keys.items()}
     if not keys:

@@ -106,6 +106,7 @@ class VmasEnv(BatchedEnv):
                 f"VmasEnv does not take {', '.join(refused)}: collectors seed it, and "
                 "convert what it returns. Expected arguments of the scenario."
             )
+        require("num_envs", num_envs, int, Option("", at_least=1))
         require("continuous_actions", continuous_actions, bool, Option(""))
         require("multidiscrete_actions", multidiscrete_actions, bool, Option(""))
         if multidiscrete_actions and continuous_actions:

@@ -182,9 +182,15 @@ class TrainerPolicy:
             weights_dict: replaces both: the weights by path.
 
         Raises:
+            TypeError: if ``weights_dict`` is no mapping.
             ValueError: if submodules are given in more than one way.
             KeyError: if a submodule does not exist, or if tensors are missing.
         """
+        if not isinstance(weights_dict, Mapping | None):
+            raise TypeError(
+                "weights_dict must map paths of submodules to weights, but is "
+                f"{weights_dict!r:.100}."
+            )
         if weights_dict is not None and model_id is not None:
             raise ValueError(
                 f"weights_dict names its submodules itself, so model_id={model_id!r} "

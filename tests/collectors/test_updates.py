@@ -261,6 +261,10 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (ValueError, {"weights": {0: WEIGHTS}, "worker_ids": [0]}, "by worker"),
     (ValueError, {"policy": {0: WEIGHTS}, "model_id": "module"}, "by worker"),
     (KeyError, {"weights_dict": {"critic": {}}}, "no submodule 'critic'"),
+    *(
+        (TypeError, {"weights_dict": wrong}, "weights_dict must map paths of sub")
+        for wrong in ("policy", [WEIGHTS])
+    ),
     (
         *(ValueError, {"model_id": "module", "weights_dict": {"policy": WEIGHTS}}),
         "model_id='module' .* omit model_id",

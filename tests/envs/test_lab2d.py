@@ -257,10 +257,11 @@ def test_an_action_table_combines_several_actions() -> None:
         ([{"move": 0.5}], "only integers from 0 to 4"),
         ([{"move": 1}, {"turn": 1}], "must set the same actions"),
         ([], "must set the same actions"),
+        *((table, "must be a list of mappings") for table in ({0: 1}, [[1]], "move")),
     ],
 )
 def test_tables_that_do_not_fit_the_level_fail(table: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         Lab2dEnv("commons_harvest", actions=table)
 
 

@@ -98,6 +98,7 @@ TYPES: list[Case] = [
     informed({"no": "hi"}, "'no' of agent agent_0.*'hi'", info_keys=["no"]),
     plain("must be a mapping from group to agents", group_map=["agent_0"]),
     plain("must be a mapping from group to agents", group_map=3),
+    plain("info_keys must be names, but one of them is 1", info_keys=(1,)),
     plain("done_on_any must be True or False or None, but is 'no'", done_on_any="no"),
     plain("repeats must be True or False, but is 'no'", repeats="no"),
     plain("fast must be True or False, but is 'no'", fast="no"),

@@ -273,6 +273,8 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         VmasEnv("navigation", 2, wrapper="gym", seed=1)
     with pytest.raises(TypeError, match="continuous_actions must be True or False"):
         VmasEnv("navigation", 2, continuous_actions="no")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_envs must be an integer of at least 1"):
+        VmasEnv("navigation", 0)
     one_group: Any = "all_in_one_group"
     with pytest.raises(ValueError, match="group 'agents' must have the same spaces"):
         VmasEnv("simple_tag", 2, group_map=one_group)
