@@ -6,9 +6,10 @@ from enum import Enum
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import load_env_creator
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from marl_collect.envs.common import defaults_of
+from marl_collect.envs.family import Family
 from marl_collect.errors import imports_of
 
 
@@ -19,13 +20,24 @@ def is_registered(library: str, task: str) -> bool:
     return spec is not None and str(spec.entry_point).partition(".")[0] == library
 
 
+def require(family: Family, task: Any) -> None:
+    """Check the name of a task; one of the user's own may be of any class.
+
+    Raises:
+        TypeError: if it is no text.
+        UnknownTaskError: if nobody registered such a task; names similar ones.
+        MissingPackageError: if a library is missing; names the extra to install.
+    """
+    if not isinstance(task, str) or task not in gymnasium.registry:
+        family.require(task)
+
+
 def defaults(library: str, task: str) -> dict[str, Any]:
     """Return the arguments of the environment's class and their values in ``task``."""
     with imports_of(library, task):  # its extra has the library's name
         importlib.import_module(library)
     spec = gymnasium.spec(task)
-    assert isinstance(spec.entry_point, str)
-    return defaults_of(load_env_creator(spec.entry_point)) | spec.kwargs
+    return defaults_of(_class_of(spec)) | spec.kwargs
 
 
 def build(library: str, task: str, arguments: Mapping[str, Any]) -> Any:
@@ -49,10 +61,14 @@ def build(library: str, task: str, arguments: Mapping[str, Any]) -> Any:
         for name, value in arguments.items()
     }
     spec = gymnasium.spec(task)
-    assert isinstance(spec.entry_point, str)
-    env: Any = load_env_creator(spec.entry_point)(**(spec.kwargs | converted))
+    env: Any = _class_of(spec)(**(spec.kwargs | converted))
     env.spec = spec
     return env
+
+
+def _class_of(spec: EnvSpec) -> Any:
+    entry: Any = spec.entry_point
+    return load_env_creator(entry) if isinstance(entry, str) else entry
 
 
 def _member(name: str, default: Any, value: Any) -> Any:

@@ -39,7 +39,7 @@ class LbForagingEnv(PettingZooBase):
             UnknownTaskError: if there is no such task.
             ValueError: if a value does not fit.
         """
-        FAMILY.require(task)
+        registered.require(FAMILY, task)
         options, arguments = split_options(kwargs)
         registered_name, variant = registered_task(task)
         env = registered.build("lbforaging", registered_name, {**variant, **arguments})

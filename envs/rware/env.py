@@ -32,7 +32,7 @@ class RwareEnv(PettingZooBase):
             UnknownTaskError: if there is no such task.
             ValueError: if a value does not fit.
         """
-        FAMILY.require(task)
+        registered.require(FAMILY, task)
         options, arguments = split_options(kwargs)
         env = registered.build("rware", task, arguments)
         with closed_on_error(env):

@@ -332,12 +332,12 @@ class TensorDictEnv(Closing):
         It has the entries of ``next`` except rewards, and the other entries of the root
         except actions. Episodes that ended are not reset.
         """
-        return self._tensordict_api.step_mdp(tensordict)
+        return self._any_api.step_mdp(tensordict)
 
     @final
     def fake_tensordict(self) -> "TensorDict":
         """Return zeros with the keys, shapes and dtypes of one frame."""
-        return self._tensordict_api.fake_tensordict()
+        return self._any_api.fake_tensordict()
 
 
 class MultiAgentEnv(TensorDictEnv):

@@ -342,6 +342,7 @@ def test_check_env(case: Case) -> None:
     for use in (env.reset, env.rand_step, partial(env.step, root)):
         with pytest.raises(ClosedError, match="is closed: build a new one"):
             use()
+    assert set(root.keys()) < set(env.fake_tensordict().keys())
 
 
 @pytest.mark.parametrize(
@@ -412,6 +413,18 @@ def test_the_last_food_in_the_frame_of_the_limit_is_a_termination() -> None:
     assert data["next", "terminated"].item()
     assert data["next", "truncated"].item()
     env.close()
+
+
+def test_a_task_of_a_class_of_ones_own_is_built() -> None:
+    lbforaging = pytest.importorskip("lbforaging.foraging")
+    kind = type("Own", (lbforaging.ForagingEnv,), {})
+    arguments = gymnasium.spec(FORAGING).kwargs
+    gymnasium.register("OwnForaging-v0", kind, kwargs=arguments)
+    try:
+        with envs.LbForagingEnv("OwnForaging-v0") as env:
+            assert env.n_agents == 3
+    finally:
+        del gymnasium.registry["OwnForaging-v0"]
 
 
 def test_a_time_limit_makes_a_truncation_of_a_stock_environment() -> None:
