@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_collect.models.base import SIZE, MultiAgentNetBase
+from marl_collect.models.base import FEATURES, MultiAgentNetBase
 from marl_collect.models.layers.inputs import Leaf
 from marl_collect.models.layers.stacking import run_layers
 from marl_collect.models.mlp import LayerFactory, hidden_sizes, mlp
@@ -90,8 +90,8 @@ class MultiAgentAttention(MultiAgentNetBase):
             share_params=share_params,
             centralized=centralized,
             device=device,
-            n_inputs=require("n_agent_inputs", n_agent_inputs, int | None, SIZE),
-            n_outputs=require("n_agent_outputs", n_agent_outputs, int, SIZE),
+            n_inputs=require("n_agent_inputs", n_agent_inputs, int | None, FEATURES),
+            n_outputs=require("n_agent_outputs", n_agent_outputs, int, FEATURES),
             cells=cells,
             activation=activation_class,
         )

@@ -34,7 +34,9 @@ from marl_collect.options import Option, require
 
 _TORCHRL_PREFIXES = ("params.", "_empty_net.")
 SIZE: Final = Option("", at_least=1)
-"""Of a number of agents, features or units."""
+"""Of a number of agents, units or layers."""
+FEATURES: Final = Option("", at_least=0)
+"""Of a number of features, which spaces may lack."""
 
 
 class AgentNetworks(nn.Module, abc.ABC):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_collect.models.base import SIZE, AgentNetworks, MultiAgentNetBase
+from marl_collect.models.base import FEATURES, AgentNetworks, MultiAgentNetBase
 from marl_collect.models.mlp import LayerFactory, check_norm
 from marl_collect.options import require
 
@@ -82,7 +82,7 @@ class MultiAgentConvNet(MultiAgentNetBase):
             centralized=centralized,
             agent_dim=-4,
             device=device,
-            in_features=require("in_features", in_features, int | None, SIZE),
+            in_features=require("in_features", in_features, int | None, FEATURES),
             cells=cells,
             kernels=_per_layer("kernel_sizes", kernel_sizes, len(cells)),
             strides=_per_layer("strides", strides, len(cells)),

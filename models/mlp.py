@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from marl_collect.models.base import SIZE, MultiAgentNetBase
+from marl_collect.models.base import FEATURES, MultiAgentNetBase
 from marl_collect.options import Option, require
 
 LayerFactory = Callable[..., nn.Module]
@@ -44,8 +44,8 @@ class MultiAgentMLP(MultiAgentNetBase):
     Raises:
         TypeError: if an argument has another type, or ``centralised`` or
             ``share_params`` is missing.
-        ValueError: if a number is below 1, ``depth`` and ``num_cells`` contradict each
-            other, a list of arguments has not one mapping per layer, or there are
+        ValueError: if a number is too small, ``depth`` and ``num_cells`` contradict
+            each other, a list of arguments has not one mapping per layer, or there are
             ``norm_kwargs`` but no ``norm_class``.
 
     Example:
@@ -82,8 +82,8 @@ class MultiAgentMLP(MultiAgentNetBase):
             share_params=share_params,
             centralized=centralized,
             device=device,
-            n_inputs=require("n_agent_inputs", n_agent_inputs, int | None, SIZE),
-            n_outputs=require("n_agent_outputs", n_agent_outputs, int, SIZE),
+            n_inputs=require("n_agent_inputs", n_agent_inputs, int | None, FEATURES),
+            n_outputs=require("n_agent_outputs", n_agent_outputs, int, FEATURES),
             cells=hidden_sizes(depth, num_cells),
             activation=(activation_class, activation_kwargs),
             norm=(norm_class, norm_kwargs),

@@ -18,7 +18,16 @@ POLICY_HELP = (
     "a `compare` run, or a file with a `save_policy` policy or the `state_dict` of an "
     "mlp.  [default: the run's, or random]"
 )
-Policy = Annotated[str | None, typer.Option(help=POLICY_HELP)]
+
+
+def not_empty(value: str | None) -> str | None:
+    """Refuse an empty text, such as that of an unset variable of the shell."""
+    if value == "":
+        raise typer.BadParameter("It is empty. Pass a value, or omit the option.")
+    return value
+
+
+Policy = Annotated[str | None, typer.Option(help=POLICY_HELP, callback=not_empty)]
 AsInFile = Annotated[bool, typer.Option(help="Must match the policy in the file.")]
 Episodes = Annotated[int, typer.Option(min=1, help="Episodes to play.")]
 MaxFramesPerTraj = Annotated[

@@ -6,7 +6,13 @@ from typing import Annotated
 
 import typer
 
-from marl_collect.cli.arguments import POLICY_HELP, Curriculum, Level, Settings
+from marl_collect.cli.arguments import (
+    POLICY_HELP,
+    Curriculum,
+    Level,
+    Settings,
+    not_empty,
+)
 from marl_collect.cli.collecting import batch_frames, run
 from marl_collect.cli.consoles import user_errors
 from marl_collect.cli.policies import PolicyRequest
@@ -63,7 +69,7 @@ def collect(  # noqa: PLR0913 - one argument per option
     max_frames_per_traj: Annotated[
         int | None, _amount(min=1, help="Truncate trajectories at this length.")
     ] = None,
-    policy: Annotated[str | None, _acting(help=POLICY_HELP)] = None,
+    policy: Annotated[str | None, _acting(help=POLICY_HELP, callback=not_empty)] = None,
     centralised: Annotated[
         bool, _acting(help="Each agent sees the observations of its whole group.")
     ] = False,

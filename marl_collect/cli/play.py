@@ -27,7 +27,8 @@ def play(  # noqa: PLR0913 - one argument per option
 ) -> None:
     """Play episodes of TASK and print their lengths and returns.
 
-    Writes no files. `marl-collect render` makes a video of the same episodes.
+    Writes no files. `marl-collect render` makes a video of the same episodes, unless a
+    curriculum uses their numbers: here all have number 0.
 
     Example: `marl-collect play multiwalker_v9 --policy weights.pt`, or
     `marl-collect play runs/walk/ippo-local-shared/seed_0`

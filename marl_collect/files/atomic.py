@@ -18,11 +18,14 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def require_folder(path: Path) -> None:
-    """Check that the folder of a file to be written exists.
+    """Check that a path can be that of a file to be written.
 
     Raises:
-        FileNotFoundError: if it does not.
+        FileNotFoundError: if its folder does not exist.
+        IsADirectoryError: if it is a folder itself.
     """
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: pass the name of a file.")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"There is no folder {path.parent}.")
 

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
 from marl_collect.buffers.layout import VALID
+from marl_collect.collectors.options import MOST_FRAMES
 from marl_collect.core.description import Key
 from marl_collect.core.ranks import Ranks
 from marl_collect.core.seeding import LARGEST_SEED, Purpose, draw_seed, generator_for
@@ -96,7 +97,7 @@ class Loadable(abc.ABC):
             TypeError: if ``n`` is not an integer.
             ValueError: if there are no items, or ``n`` is negative.
         """
-        n = require("n", n, int, Option("", at_least=0))
+        n = require("n", n, int, Option("", at_least=0, at_most=MOST_FRAMES))
         if not len(self):
             raise ValueError(f"There is nothing to sample in {self!r}.")
         numbers = torch.randint(len(self), (n,), generator=generator, device="cpu")
@@ -189,12 +190,13 @@ def _normalised(
 
 def item_numbers(numbers: Any, count: int, what: str) -> NDArray[np.int64]:
     """Return numbers of ``count`` items, which may count from the end, from 0 on."""
-    array = np.asarray(numbers, np.int64)
+    array = np.asarray(numbers)  # As int64, large ones would be others, or errors.
     wrong = array[(array < -count) | (array >= count)]
     if wrong.size:
         raise IndexError(
             f"{what.capitalize()} {wrong[0]} is out of range: there are {count}."
         )
+    array = array.astype(np.int64)
     return np.where(array < 0, array + count, array)
 
 
@@ -287,7 +289,9 @@ class Loader:
         """Continue at a position; the next ``for`` loop yields the rest of its epoch.
 
         Raises:
-            ValueError: if the state is of a loader with other items or batches.
+            TypeError: if the state lacks the position, or it has other types.
+            ValueError: if the state is of a loader with other items or batches, or has
+                a position that does not exist.
         """
         for name, here in list(self.state_dict().items())[3:]:
             there = state.get(name)
@@ -296,8 +300,12 @@ class Loader:
                     f"The state is of a loader with {name} {there}, but this one has "
                     f"{here}. Open the same dataset with the same arguments."
                 )
-        self._seed = state["seed"]
-        self._epoch, self._done = state["epoch"], state["batches"]
+        most = {"seed": LARGEST_SEED, "epoch": LARGEST_SEED, "batches": len(self) - 1}
+        seed, epoch, done = (
+            require(f"state['{name}']", state.get(name), int, Option("", 0, last))
+            for name, last in most.items()
+        )
+        self._seed, self._epoch, self._done = seed, epoch, done
         self._continues = True
 
     def _order(self, epoch: int) -> list[list[int]]:

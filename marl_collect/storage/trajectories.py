@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from marl_collect.buffers.layout import TRAJ_IDS
+from marl_collect.collectors.options import MOST_FRAMES
 from marl_collect.collectors.statistics import episode_means
 from marl_collect.core.description import Key
 from marl_collect.core.replay import frames_of
@@ -31,7 +32,6 @@ from marl_collect.storage.writer import Writer
 
 _Chosen = NDArray[np.int64] | slice
 _QUANTILES: Final = Option("", at_least=0, at_most=1, hint="They ascend.")
-_FRAMES: Final = Option("", at_least=1, at_most=2**31 - 1)
 _STEPS: Final = "steps_to_next_obs"
 _DISCOUNT: Final = "gamma"
 _FILE_BYTES: Final = 2**26
@@ -227,11 +227,11 @@ class Trajectories(Sequence[TensorDict], Loadable):
             TypeError: if a number is not an integer.
             ValueError: if the numbers do not fit.
         """
-        length = require("length", length, int, _FRAMES)
+        length = require("length", length, int, Option("", 1, MOST_FRAMES))
         stride = length if stride is None else stride
         bounds = Option("", 1, length, hint="Every frame is in a piece.")
         stride = require("stride", stride, int, bounds)
-        burn_in = require("burn_in", burn_in, int, replace(_FRAMES, at_least=0))
+        burn_in = require("burn_in", burn_in, int, Option("", 0, MOST_FRAMES))
         # The last piece of an episode is the first one that reaches its end.
         counts = 1 + -(-np.maximum(self.lengths - length, 0) // stride)
         read = partial(self._pieces, starts(counts), length, stride, burn_in)
@@ -257,7 +257,7 @@ class Trajectories(Sequence[TensorDict], Loadable):
             ValueError: if ``n`` is less than 1, ``gamma`` is not between 0 and 1, no
                 reward is selected, or a group has one of the two names.
         """
-        n = require("n", n, int, _FRAMES)
+        n = require("n", n, int, Option("", 1, MOST_FRAMES))
         gamma = require("gamma", gamma, float, Option("", at_least=0, at_most=1))
         if not any(column.is_reward for column in self.keys):
             raise ValueError("No reward is selected: add its key to select().")

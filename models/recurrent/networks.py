@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from marl_collect.models.base import (
+    FEATURES,
     SIZE,
     AgentNetworks,
     copy_into,
@@ -91,7 +92,7 @@ class MultiAgentRecurrent(AgentNetworks, abc.ABC):
             centralized=centralized,
         )
         self.n_features: int | None = require(
-            "n_agent_inputs", n_agent_inputs, int | None, SIZE
+            "n_agent_inputs", n_agent_inputs, int | None, FEATURES
         )
         self.hidden_size: int = require("hidden_size", hidden_size, int, SIZE)
         self.num_layers: int = require("num_layers", num_layers, int, SIZE)

@@ -569,6 +569,7 @@ def test_a_file_holds_the_chosen_episodes(data: Path, tmp_path: Path) -> None:
         (["--save=x.html", "--port=80"], "--port and --no-browser are for the server"),
         (["--save=x.html", "--no-browser"], "for the server, .*: omit them"),
         (["--save=none/x.html"], "^error: There is no folder none. $"),
+        (["--save="], "^error: . is a folder: pass the name of a file. $"),
         (["--save=x.html", "--task=nothing_v0"], "nothing_v0"),
     ],
 )
@@ -585,6 +586,16 @@ def test_a_folder_without_a_dataset_is_an_error(tmp_path: Path) -> None:
     write_table(tmp_path / "mine", [("frames", "return"), (1, 2)])
     text = error_of("view", tmp_path)
     assert "training runs, but no dataset. progress.csv" in text
+    (tmp_path / "a/b/c/d").mkdir(parents=True)
+    (tmp_path / "mine").rename(tmp_path / "a/b/c/d/mine")  # Deeper than runs are.
+    assert "training runs" not in error_of("view", tmp_path)
+
+
+def test_a_port_in_use_is_named(data: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        text = error_of("view", data, "--no-browser", f"--port={port}")
+    assert f"Port {port}: Address already in use. Choose" in text
 
 
 @needs_node

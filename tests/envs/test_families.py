@@ -417,7 +417,7 @@ def test_the_last_food_in_the_frame_of_the_limit_is_a_termination() -> None:
 
 def test_a_task_of_a_class_of_ones_own_is_built() -> None:
     lbforaging = pytest.importorskip("lbforaging.foraging")
-    kind = type("Own", (lbforaging.ForagingEnv,), {})
+    kind: Any = type("Own", (lbforaging.ForagingEnv,), {})
     arguments = gymnasium.spec(FORAGING).kwargs
     gymnasium.register("OwnForaging-v0", kind, kwargs=arguments)
     try:

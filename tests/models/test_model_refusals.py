@@ -62,6 +62,7 @@ def wrong_sizes(*values: Any) -> list[Case]:
         for name, size in sizes.items()
         for value in values
         if isinstance(value, str) or size is not True
+        if value != 0 or name in ("n_agents", "hidden_size", "num_layers")
     ]
 
 

@@ -428,11 +428,19 @@ def test_a_plain_data_loader_reads_whole_batches(dataset: Any) -> None:
 
 
 STATE = {"items": 600, "world_size": 1, "batch_size": 9, "shuffle": 1, "drop_last": 0}
+POSITION = STATE | {"seed": 0, "epoch": 0, "batches": 0}
 REFUSALS = {
     "items 600, .*same arg": "trajectories.loader(9).load_state_dict(STATE)",
     "batch_size 9, but": "transitions.loader(8).load_state_dict(STATE)",
     "shuffle 1,": "transitions.loader(9, shuffle=False).load_state_dict(STATE)",
     "drop_last 0,": "transitions.loader(9, drop_last=True).load_state_dict(STATE)",
+    r"state\['seed'\] must be": "transitions.loader(9).load_state_dict(STATE)",
+    "batches.* at most 66, but is 67": (
+        "transitions.loader(9).load_state_dict(POSITION | {'batches': 67})"
+    ),
+    "epoch.* at least 0, but is -1": (
+        "transitions.loader(9).load_state_dict(POSITION | {'epoch': -1})"
+    ),
     "give all of them one seed": "transitions.loader(1, rank=0, world_size=2)",
     "batch_size must be an integer of at least 1": "transitions.loader(0)",
     "workers must be an integer of at least 0": "transitions.loader(2, workers=-1)",
@@ -440,13 +448,15 @@ REFUSALS = {
     "rank is 2 and world_size is 2": "transitions.loader(1, rank=2, world_size=2)",
     "pass both, or neither": "transitions.loader(1, rank=1, seed=0)",
     "length must be .* at least 1, but is 0": "trajectories.sequences(0)",
-    "length must be .* of at most 2_147_483_647": "trajectories.sequences(10**30)",
     "at most 3, but is 4. Every": "trajectories.sequences(3, stride=4)",
     "at least 1, but is 0. Every": "trajectories.sequences(3, stride=0)",
     "burn_in .*1.5": "trajectories.sequences(3, burn_in=1.5)",
     "burn_in .* at least 0": "trajectories.sequences(3, burn_in=-1)",
     "n must be an integer of at least 1, but is 0": "trajectories.n_step(0)",
-    "n must be an integer of at most 2_147_483_647": "trajectories.n_step(10**30)",
+    "n must be .* at most 4_294_967_296, but is 1": "trajectories.n_step(10**30)",
+    "length must be .* at most 4": "trajectories.sequences(10**30)",
+    "burn_in must be .* at most 4": "trajectories.sequences(3, burn_in=10**30)",
+    "n must be .* at most 4_294_967_296, but is 9": "transitions.sample(2**63)",
     "gamma must be .* at most 1": "trajectories.n_step(2, gamma=1.5)",
     "No reward is selected": "trajectories.select('collector').n_step(2)",
     "There is nothing to load": "trajectories[:0].loader(1)",
@@ -458,6 +468,8 @@ REFUSALS = {
     "Frame -601 is out of range": "transitions[-601]",
     "Episode 50 is out of range: there are 50": "trajectories[:50][50]",
     "Episode -51 is out of range": "trajectories[:50][-51]",
+    "Frame 18446744073709551615 is out": "transitions[2**64 - 1]",
+    "Episode 18446744073709551616 is out": "trajectories[2**64]",
     "Item 999 is out of range": "trajectories.sequences(4)[999]",
     "Item 600 is out": "trajectories.n_step(1).__getitems__([600])",
     'key "frame" not found': "transitions.normalised({('frame',): None})",

@@ -69,7 +69,7 @@ class Viewer(ThreadingHTTPServer):
         port: to listen on; 0 for any that is free.
 
     Raises:
-        OSError: if the port is in use.
+        OSError: if the port is in use, or not allowed.
 
     Attributes:
         token: that each request must have; nobody can guess it.
@@ -80,7 +80,12 @@ class Viewer(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(32)
         self._answers = answers
         self._lock = threading.Lock()
-        super().__init__(("127.0.0.1", port), _Handler)
+        try:
+            super().__init__(("127.0.0.1", port), _Handler)
+        except OSError as error:
+            raise type(error)(
+                f"Port {port}: {error.strerror}. Choose another one; 0 is any free one."
+            ) from error
 
     @property
     def address(self) -> str:
