@@ -400,7 +400,8 @@ def check(pair: Pair, slack: float, clock: Clock | None = None) -> float:
             assert seconds < limit, f"reported after {seconds:.1f} s"
             # Before an interrupted step ends, ParallelEnv can still be used, and so can
             # an async collector that is interrupted between two batches.
-            if pair.first != "interrupt" or pair.subject not in (*STEPPED, "MultiAsync"):
+            usable = (*STEPPED, "MultiAsync") if pair.first == "interrupt" else ()
+            if pair.subject not in usable:
                 check_closed(use, error)
         helpers = [int(path.name[7:]) for path in folder.glob("helper-*")]
         wait_until_gone([*pids, *helpers])
