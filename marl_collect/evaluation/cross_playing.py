@@ -18,6 +18,7 @@ from marl_collect.options import Option, parse, require
 from marl_collect.parallel_env.describe import describe
 from marl_collect.policies.assigned import AssignedPolicies
 from marl_collect.policies.pool import PolicyPool
+from marl_collect.programs.printable import markdown_row
 from marl_collect.rollout.episodes import Episode
 
 Seats: TypeAlias = Callable[[int, tuple[str, ...]], Collection[str]]
@@ -60,14 +61,11 @@ class CrossPlay:
 
     def to_markdown(self) -> str:
         """Return means and intervals as a table; the row's policy has the return."""
-        lines = [
-            "| | " + " | ".join(self.names) + " |",
-            "|---" * (len(self.names) + 1) + "|",
-        ]
+        rows = [["", *self.names], ["---"] * (len(self.names) + 1)]
         for row in self.names:
             cells = [str(self.interval(row, column)) for column in self.names]
-            lines.append(f"| {row} | " + " | ".join(cells) + " |")
-        return "\n".join(lines)
+            rows.append([row, *cells])
+        return "\n".join(map(markdown_row, rows))
 
     def plot(self, path: str | Path) -> None:
         """Write a heat map of the means; the suffix of ``path`` selects the format.
@@ -77,6 +75,7 @@ class CrossPlay:
         """
         with imports_of("plot", "A picture"):
             from matplotlib.figure import Figure
+            from matplotlib.text import Text
 
         count = len(self.names)
         size = 2.5 + 0.8 * count
@@ -98,6 +97,8 @@ class CrossPlay:
                 color = "black" if means[i, j] > middle else "white"
                 axes.text(j, i, text, ha="center", va="center", color=color)
         figure.colorbar(picture, label="return per agent")
+        for artist in figure.findobj(Text):
+            artist.set_parse_math(False)  # A ``$`` in a name begins no formula.
         figure.savefig(path, dpi=120)
 
 

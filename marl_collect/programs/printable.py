@@ -1,4 +1,6 @@
-"""Text from files that is shown: no character of it controls a terminal."""
+"""Text from files that is shown: no character of it controls a terminal or a table."""
+
+from collections.abc import Iterable
 
 
 def printable(text: str) -> str:
@@ -14,3 +16,9 @@ def printable(text: str) -> str:
         c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode()
         for c in text
     )
+
+
+def markdown_row(cells: Iterable[str]) -> str:
+    """Return a row of a Markdown table, in which no cell begins another one."""
+    escaped = (c.replace("|", "\\|").replace("\n", "<br>") for c in cells)
+    return f"| {' | '.join(escaped)} |"

@@ -7,6 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_collect.core.description import EnvDescription, stored_action
+from marl_collect.programs.printable import markdown_row
 
 if TYPE_CHECKING:  # They import pyarrow, and `marl-collect info` needs none.
     from marl_collect.storage.frames import Transitions
@@ -44,7 +45,7 @@ def card(frames: "Transitions", episodes: "Trajectories") -> str:
     sections = [f"# {about.task}", summary, settings]
     for title, columns, rows in card_tables(frames, episodes):
         named = ((f"`{name}`", *cells) for name, *cells in rows)
-        lines = map(_line, (columns, ["---"] * len(columns), *named))
+        lines = map(markdown_row, (columns, ["---"] * len(columns), *named))
         sections += [f"## {title}", "\n".join(lines) if rows else "None."]
     return "\n\n".join([*sections, "## Loading", _LOADING])
 
@@ -55,11 +56,6 @@ def card_tables(frames: "Transitions", episodes: "Trajectories") -> Iterator[Tab
     yield episodes_table(episodes)
     yield _keys_table(frames)
     yield _runs_table(frames)
-
-
-def _line(cells: Sequence[str]) -> str:
-    escaped = (c.replace("|", "\\|").replace("\n", "<br>") for c in cells)
-    return f"| {' | '.join(escaped)} |"
 
 
 def _number(value: float | None) -> str:

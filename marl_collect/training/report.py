@@ -17,6 +17,7 @@ from rich import box
 from rich.table import Table
 
 from marl_collect.evaluation.intervals import Interval, bootstrap, rank_sum_p
+from marl_collect.programs.printable import markdown_row
 from marl_collect.training.evaluating import EvaluationRecord
 from marl_collect.training.options import Setup
 from marl_collect.training.results import (
@@ -214,10 +215,12 @@ def markdown(
         lines += [
             f"{name.capitalize()}:",
             "",
-            _row([heading for heading, _ in columns]),
+            markdown_row([heading for heading, _ in columns]),
         ]
-        lines += [_row(["---"] + ["---:"] * (len(columns) - 1))]
-        lines += [_row([str(show(s)) for _, show in columns]) for s in summaries]
+        lines += [markdown_row(["---"] + ["---:"] * (len(columns) - 1))]
+        lines += [
+            markdown_row([str(show(s)) for _, show in columns]) for s in summaries
+        ]
         lines += [""]
     return "\n".join(lines)
 
@@ -408,10 +411,6 @@ def unfinished_runs(runs: Sequence[Run]) -> str:
         return ""
     some = f"{unfinished} of {len(runs)}"
     return f"Unfinished runs, which appear in the curves only: {some}."
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def _metrics(record: EvaluationRecord) -> dict[str, list[float]]:

@@ -399,12 +399,15 @@ def test_a_focal_population_is_sampled_for_each_agent() -> None:
 
 def test_a_matrix_is_a_table_and_a_picture(tmp_path: Path) -> None:
     returns = 15 * np.array([[0, -1, 1], [1, 0, -1], [-1, 1, 0]])[..., None]
-    names = ("rock", "paper", "scissors")
+    names = ("rock", "pa|per", "$sci_{$")  # No column begins, and no formula.
     result = CrossPlay(names, returns.repeat(3, -1).astype(float))
-    interval = result.interval("rock", "scissors")
+    interval = result.interval("rock", "$sci_{$")
     assert (interval.value, interval.low, interval.high) == (15, 15, 15)
     row = "| rock | 0.00 (0.00 to 0.00) | -15.0 (-15.0 to -15.0) |"
-    assert row in result.to_markdown()
+    heading, _, *rows = result.to_markdown().splitlines()
+    assert heading == r"|  | rock | pa\|per | $sci_{$ |"
+    assert rows[0].startswith(row)
+    assert rows[1].startswith(r"| pa\|per | 15.0 ")
     pytest.importorskip("matplotlib")
     result.plot(tmp_path / "matrix.png")
     assert (tmp_path / "matrix.png").stat().st_size > 1000
