@@ -176,8 +176,9 @@ class PPOLearner(Learner):
             return True
         if options.ppo.n_steps is not None and setting == "ppo.lmbda":
             return True
-        repeated = ("ppo.epochs", "ppo.minibatch_frames", "ppo.clip_epsilon")
-        if setup.algorithm in _ACTOR_CRITIC and setting in repeated:
+        repeated = ("epochs", "minibatch_frames", "clip_epsilon", "clip_value")
+        single = setup.algorithm in _ACTOR_CRITIC
+        if single and setting.removeprefix("ppo.") in repeated:
             return True
         of_others = setting.startswith("value.")
         return of_others or super().ignores(setting, setup, options)

@@ -239,7 +239,7 @@ EFFECTS = {
         "gamma=0.9 value.lr=0.1 value.noise=0.1",
     ),
     "maddpg-local-own": ("conv_dtype=bfloat16", ""),
-    "maa2c-local-shared": ("", "ppo.episodes_per_batch=4"),
+    "maa2c-local-shared": ("ppo.clip_value=0.2", "ppo.episodes_per_batch=4"),
     "ippo-centralised-shared": ("", "network=attention"),
     "mappo-local-shared": ("", "network=attention"),
     "vdn-centralised-shared": ("", "network=attention"),
