@@ -39,7 +39,7 @@ from marl_collect.models import (
 )
 from marl_collect.models.last_action import LAST_ACTION
 from marl_collect.models.layers.linear import AgentLayer
-from marl_collect.training.advantages import TRAINED, write_advantages
+from marl_collect.training.advantages import TRAINED, acting, write_advantages
 from marl_collect.training.learner import (
     Learner,
     Metrics,
@@ -239,8 +239,8 @@ class PPOLearner(Learner):
             states if the networks are recurrent.
 
         Raises:
-            ValueError: if no decision in the batch has a known outcome, or if all
-                actions are random.
+            ValueError: if no decision in the batch has a known outcome, or if actions
+                are random.
         """
         return self._prepared(batch)[0]
 
@@ -296,11 +296,11 @@ class PPOLearner(Learner):
         """Check that the policy chose the actions.
 
         Collectors write zeros for what it would have written in frames of random
-        actions, which are whole batches. A log-probability of 0 alone may be that of
-        the only legal action.
+        actions. Of trajectories, these frames are the first ones. A log-probability of
+        0 alone may be that of the only legal action.
 
         Raises:
-            ValueError: if all actions are random; says what to change.
+            ValueError: if actions are random; says what to change.
         """
         keys = batch.keys(include_nested=True)
         policy: Any = self.policy
@@ -308,15 +308,16 @@ class PPOLearner(Learner):
         outputs = [key for key in outputs if key[-1] != "action"]
         if all(key[-1] == "action_log_prob" for key in outputs):
             return
-        valid = batch.get(VALID, None)
-        for key in outputs:
-            if (batch[key] if valid is None else batch[key][valid]).any():
-                return
-        raise ValueError(
-            f"{self.setup.name} learns from actions that its policy chose, but those "
-            "of this batch are random, so their log-probabilities are not known. Omit "
-            "init_random_frames, or do not learn from its batches."
-        )
+        wrote = torch.stack([(batch[key] != 0).flatten(2).any(-1) for key in outputs])
+        acts, _ = acting(batch, list(self.description.groups))
+        chosen, decided = wrote.any(0), torch.cat(list(acts.values()), -1).any(-1)
+        valid = batch.get(VALID, torch.ones_like(chosen))
+        if not (valid & chosen).any() or (valid & decided & ~chosen)[:, 0].any():
+            raise ValueError(
+                f"{self.setup.name} learns from actions that its policy chose, but "
+                "some of this batch are random, so their log-probabilities are not "
+                "known. Omit init_random_frames, or do not learn from its frames."
+            )
 
     def _write_values(
         self, data: TensorDictBase, inside: Tensor

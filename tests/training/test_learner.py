@@ -476,6 +476,12 @@ def random_actions(batch: Any) -> Any:
     return batch
 
 
+def begun_at_random(batch: Any) -> Any:
+    """Return whole trajectories, some of which began in random frames."""
+    settings = {"init_random_frames": 1, "trajs_per_batch": 12}
+    return batches(make("ippo-local-shared"), environments=len(batch), **settings)[0]
+
+
 NAN = float("nan")
 FORMS: list[tuple[Any, str]] = [
     (lambda batch: batch.reshape(-1), r"batch size \[80\]: omit cat_results"),
@@ -510,6 +516,7 @@ UNUSABLE = [
         for name in ("ippo", "iql")
     ),
     ("mappo", random_actions, "batch are random.*Omit init_random_frames"),
+    ("ippo", begun_at_random, "batch are random.*Omit init_random_frames"),
     ("ippo", nobody_acts_next, "with 1 frames per environment, no agent"),
     (
         *("iql", lambda batch: changed(batch, ("hunter", "mask"), False)),
