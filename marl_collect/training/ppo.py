@@ -498,7 +498,12 @@ class PPOLearner(Learner):
         return errors
 
     def _unit(self, group: str) -> tuple[float, float]:
-        """Return the mean and the standard deviation of what the critic learns."""
+        """Return the mean and the standard deviation of what the critic learns.
+
+        They are 0 and 1 unless values are normalised, also if a state has moments.
+        """
+        if not self.ppo.normalise_values:
+            return 0.0, 1.0
         moments = self._moments["return", group]
         return moments.mean, moments.deviation
 

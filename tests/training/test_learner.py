@@ -610,6 +610,20 @@ def test_a_state_of_another_learner_is_refused_before_anything_changes(
         assert repr(second.state_dict()) == before
 
 
+def test_moments_of_returns_count_where_values_are_normalised_only() -> None:
+    first = make("mappo-local-shared")
+    (batch,) = batches(first)
+    first.update(batch, 0.0)
+    losses, none = [], dict[str, Any]()
+    for moments in (first.state_dict()["moments"], none):
+        other = make(
+            "mappo-local-shared", **UNSCALED, **{"ppo.normalise_values": False}
+        )
+        other.load_state_dict(first.state_dict() | {"moments": moments})
+        losses.append(other.update(batch, 0.0)["loss_critic"])
+    assert losses[0] == losses[1]
+
+
 def test_a_file_without_a_learner_is_named(tmp_path: Path) -> None:
     path, learner = tmp_path / "learner.pt", make("mappo-local-shared")
     policy = make_policy(DESCRIPTION, num_cells=(8,))
