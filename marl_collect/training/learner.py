@@ -152,8 +152,7 @@ class Learner(abc.ABC):
             options: of the runs.
         """
         del setup
-        memory = options.recurrent is not None or not options.num_cells
-        return setting == "hidden_size" and not memory
+        return setting == "hidden_size" and options.recurrent is None
 
     @final
     @float32_on("cpu")

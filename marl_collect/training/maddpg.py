@@ -116,6 +116,8 @@ class MADDPGLearner(OffPolicyLearner):
         part, _, name = setting.rpartition(".")
         if part and (part != "value" or name.startswith(_OTHERS)):
             return True
+        if setup.algorithm == "maddpg" and not options.num_cells:
+            return False  # Not of `hidden_size`, the width of the joint critic.
         return super().ignores(setting, setup, options)
 
     def _set_noise(self) -> None:

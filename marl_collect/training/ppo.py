@@ -162,26 +162,27 @@ class PPOLearner(Learner):
     @classmethod
     @override
     def ignores(cls, setting: str, setup: Setup, options: TrainingOptions) -> bool:
-        needed = {
-            "ppo.policy_gain": options.ppo.orthogonal,
-            "ppo.popart": options.ppo.normalise_values,
+        ppo, joint = options.ppo, setup.algorithm in _JOINT_CRITIC
+        cells = ppo.critic_num_cells
+        cells = options.num_cells if cells is None else cells
+        memory = options.recurrent is not None
+        read = {
+            "network": setup.centralised or joint,
+            # A joint critic without hidden layers has this width.
+            "hidden_size": memory or (joint and not cells),
+            "ppo.policy_gain": ppo.orthogonal,
+            "ppo.popart": ppo.normalise_values,
+            "ppo.lmbda": ppo.n_steps is None,
+            "ppo.sequence_frames": memory,
+            "ppo.recurrent_critic": memory,
         }
-        if not needed.get(setting, True):
-            return True
-        sequences = ("ppo.sequence_frames", "ppo.recurrent_critic")
-        if options.recurrent is None and setting in sequences:
-            return True
-        joint = setup.centralised or setup.algorithm in _JOINT_CRITIC
-        if not joint and setting == "network":
-            return True
-        if options.ppo.n_steps is not None and setting == "ppo.lmbda":
-            return True
+        if setting in read:
+            return not read[setting]
         repeated = ("epochs", "minibatch_frames", "clip_epsilon", "clip_value")
         single = setup.algorithm in _ACTOR_CRITIC
         if single and setting.removeprefix("ppo.") in repeated:
             return True
-        of_others = setting.startswith("value.")
-        return of_others or super().ignores(setting, setup, options)
+        return setting.startswith("value.")
 
     @override
     def learn(self, batch: TensorDictBase, progress: float) -> Metrics:

@@ -229,19 +229,25 @@ EFFECTS = {
         "ppo.lr=0.1 reward=team value.mixing_cells=8 value.minibatch_episodes=8",
         "value.minibatch_frames=8 value.tau=0.1",
     ),
-    "iql-local-shared": ("value.mixing_cells=8", "reward=team"),
+    "iql-local-shared": (
+        "value.mixing_cells=8 hidden_size=8&num_cells=[]",
+        "reward=team",
+    ),
     "qmix-local-shared": (
         "value.noise=0.1",
         "value.mixing_cells=8 value.epsilon_end=0.1",
     ),
     "maddpg-local-shared": (
         "value.minibatch_episodes=8 value.epsilon_end=0.1 ppo.lr=0.1",
-        "gamma=0.9 value.lr=0.1 value.noise=0.1",
+        "gamma=0.9 value.lr=0.1 value.noise=0.1 hidden_size=8&num_cells=[]",
     ),
     "maddpg-local-own": ("conv_dtype=bfloat16", ""),
     "maa2c-local-shared": ("ppo.clip_value=0.2", "ppo.episodes_per_batch=4"),
-    "ippo-centralised-shared": ("", "network=attention"),
-    "mappo-local-shared": ("", "network=attention"),
+    "ippo-centralised-shared": ("hidden_size=8&num_cells=[]", "network=attention"),
+    "mappo-local-shared": (
+        "hidden_size=8 hidden_size=8&num_cells=[]&ppo.critic_num_cells=[8]",
+        "network=attention hidden_size=8&ppo.critic_num_cells=[]",
+    ),
     "vdn-centralised-shared": ("", "network=attention"),
     "vdn-local-shared qmix-local-shared": ("", "value.mixing_gain=1"),
     "vdn-local-shared mappo-local-shared": ("", "ppo.lr=0.1"),
@@ -249,7 +255,10 @@ EFFECTS = {
     "ippo-local-shared vdn-local-shared": ("hidden_size=8", ""),
     "ippo-local-shared qmix-local-shared": ("network=attention", ""),
 }
-"""Setups, settings that none of them reads, and settings that one of them does."""
+"""Setups, settings that none of them reads, and settings that one of them does.
+
+Further settings, after ``&``, decide whether the first one is read.
+"""
 
 
 @pytest.mark.parametrize("names", EFFECTS)
@@ -258,10 +267,10 @@ def test_a_setting_that_no_setup_reads_is_refused(names: str, tmp_path: Path) ->
     task = Task(TASK, CountingEnv, CountingEnv().description, {})
     ignored, used = (settings.split() for settings in EFFECTS[names])
     for setting in (*ignored, *used):
-        name, _, text = setting.partition("=")
-        texts = ("reward", "network", "conv_dtype")
-        value = text if name in texts else json.loads(text)
-        options = TrainingOptions().with_settings({name: value})
+        pairs = [pair.split("=") for pair in setting.split("&")]
+        texts, name = ("reward", "network", "conv_dtype"), pairs[0][0]
+        settings = {n: text if n in texts else json.loads(text) for n, text in pairs}
+        options = TrainingOptions().with_settings(settings)
         comparison = Comparison(task, setups, [0], options, tmp_path)
         if setting in used:
             check_settings(comparison, [name])
