@@ -72,7 +72,7 @@ class TensorDictEnv(Closing):
         """Return the batch that the engine steps."""
 
     @cached_property
-    def _any_api(self) -> "TensorDictAPI":
+    def _unchecked_api(self) -> "TensorDictAPI":
         from marl_collect.core.tensordict_api import TensorDictAPI
 
         return TensorDictAPI(self.engine(), self.batch_size)
@@ -81,7 +81,7 @@ class TensorDictEnv(Closing):
     def _tensordict_api(self) -> "TensorDictAPI":
         if self._closed:
             raise ClosedError(f"This {type(self).__name__} is closed: build a new one.")
-        return self._any_api
+        return self._unchecked_api
 
     def __repr__(self) -> str:
         """Return the name, the groups and the batch size, without asking workers."""
@@ -332,12 +332,12 @@ class TensorDictEnv(Closing):
         It has the entries of ``next`` except rewards, and the other entries of the root
         except actions. Episodes that ended are not reset.
         """
-        return self._any_api.step_mdp(tensordict)
+        return self._unchecked_api.step_mdp(tensordict)
 
     @final
     def fake_tensordict(self) -> "TensorDict":
         """Return zeros with the keys, shapes and dtypes of one frame."""
-        return self._any_api.fake_tensordict()
+        return self._unchecked_api.fake_tensordict()
 
 
 class MultiAgentEnv(TensorDictEnv):

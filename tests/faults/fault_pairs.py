@@ -352,6 +352,7 @@ SUBJECTS: Final[dict[str, Subject]] = {
 
 
 STEPPED: Final = ("ParallelEnv", "groups")
+_INTERRUPTIONS: Final = 5
 
 
 @contextlib.contextmanager
@@ -398,11 +399,9 @@ def check(pair: Pair, slack: float, clock: Clock | None = None) -> float:
             check_cause(pair, error, pids)
             limit = PROMISED + slack + (TIMEOUT if expected(pair) == "hung" else 0.0)
             assert seconds < limit, f"reported after {seconds:.1f} s"
-            # Before an interrupted step ends, ParallelEnv can still be used, and so can
-            # an async collector that is interrupted between two batches.
-            usable = (*STEPPED, "MultiAsync") if pair.first == "interrupt" else ()
-            if pair.subject not in usable:
-                check_closed(use, error)
+            # Before an interrupted step ends, ParallelEnv can still be used.
+            if pair.first != "interrupt" or pair.subject not in STEPPED:
+                check_closed(pair, folder, use, error)
         helpers = [int(path.name[7:]) for path in folder.glob("helper-*")]
         wait_until_gone([*pids, *helpers])
         error.__traceback__ = None  # Its frames hold what is checked next.
@@ -427,15 +426,15 @@ def first_error(
 ) -> tuple[BaseException, float]:
     """Use what fails until it does; return the error and the seconds it took."""
     struck = folder / "struck"
-    if pair.first == "interrupt":
 
-        def interrupt() -> None:
-            wait_until(struck.exists)
-            os.kill(os.getpid(), signal.SIGINT)
+    def interrupt() -> None:
+        wait_until(struck.exists)
+        os.kill(os.getpid(), signal.SIGINT)
 
-        threading.Thread(target=interrupt, daemon=True).start()
     deadline = time.monotonic() + PATIENCE
     try:
+        if pair.first == "interrupt":
+            threading.Thread(target=interrupt, daemon=True).start()
         # An async collector may yield any number of batches of the other worker first.
         while time.monotonic() < deadline:
             use()
@@ -468,10 +467,20 @@ def check_cause(pair: Pair, error: BaseException, pids: Sequence[int]) -> None:
         assert f"{phase}_row" in cause.remote_traceback, cause.remote_traceback
 
 
-def check_closed(use: Callable[[], object], first: BaseException) -> None:
-    """Check that later uses raise the same error, or that it is closed."""
+def check_closed(
+    pair: Pair, folder: Path, use: Callable[[], object], first: BaseException
+) -> None:
+    """Check that later uses raise the same error, or that it is closed.
+
+    An async collector that was interrupted between two batches, not while it waited,
+    can still be used, so it is interrupted again.
+    """
+    repeats = (pair.subject, pair.first) == ("MultiAsync", "interrupt")
     try:
-        use()
+        for number in range(_INTERRUPTIONS if repeats else 1):
+            if number:
+                check_cause(pair, first_error(pair, folder, use)[0], ())
+            use()
     except ClosedError:
         return
     except Exception as error:
