@@ -33,6 +33,7 @@ _KEYS = {
     "published",
     "policy_version",
     "policy_versions",
+    "policy_is_published",
     "trajectories",
     "numbering",
     "level",
@@ -59,6 +60,7 @@ def pack(source: Source) -> dict[str, Any]:
         "workers": [_storable(worker) for worker in source.states()],
         "policy_version": weights.version,
         "policy_versions": weights.versions(),
+        "policy_is_published": weights.policy.is_published,
         "published": [
             {name: tensor.clone() for name, tensor in of_worker.items()}
             for of_worker in published
@@ -159,6 +161,8 @@ def restore(state_dict: Mapping[str, Any], source: Source) -> None:
         published *= len(workers)
     parts = list(zip(published, workers, versions, strict=False))
     weights.restore(parts, state_dict["policy_version"])
+    if not state_dict["policy_is_published"]:
+        policy.not_published()
 
 
 def note_resumed(

@@ -24,6 +24,9 @@ from marl_collect.weights.tensor_parts import copied_parts, version
 _UNNOTICED = 2
 _ALL = "policy"
 
+_Marks = tuple[list[int], list[int]]
+"""Identities and versions of tensors."""
+
 
 @final
 class TrainerPolicy:
@@ -62,7 +65,7 @@ class TrainerPolicy:
             inside = any(inner is passed for inner in module.modules())
             self._passed = None if inside else passed
         self._passed_marks = [] if self._passed is None else _look(self._passed)
-        self._published = self._marks()
+        self._published: _Marks | None = self._marks()
         self._unnoticed = 0
         self._warned = False
 
@@ -150,10 +153,15 @@ class TrainerPolicy:
         self._published = self._marks()
         self._unnoticed = 0
 
+    def not_published(self) -> None:
+        """Note that the current weights have not been published yet."""
+        self._published = None
+
     @property
     def is_published(self) -> bool:
-        """Whether no tensor has changed since the last update."""
-        return self._marks() == self._published
+        """Whether no tensor was changed or replaced since the last update."""
+        replaced = self._walk is not None and self._walk.tensors() is not self._weights
+        return not replaced and self._marks() == self._published
 
     def played(self, episodes: Iterable[Episode]) -> None:
         """Record ended episodes in the pools of ``AssignedPolicies``.
@@ -284,7 +292,7 @@ class TrainerPolicy:
         self._held = list(weights.values())
         self._ids = list(map(id, self._held))
 
-    def _marks(self) -> tuple[list[int], list[int]]:
+    def _marks(self) -> _Marks:
         """Return values that change when a tensor is replaced or written in place."""
         return self._ids, list(map(version, self._held))
 

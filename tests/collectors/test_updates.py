@@ -332,17 +332,29 @@ def test_weights_that_only_workers_have_are_not_published_before_each_batch() ->
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])
 @pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("resumed", [False, True])
 def test_weights_that_are_loaded_before_the_first_batch_act_in_it(
-    kind: Any, replaced: bool
+    kind: Any, replaced: bool, resumed: bool
 ) -> None:
-    policy = level_policy()
-    with kind(
-        CountingEnv, policy, frames_per_batch=8, update_at_each_batch=True
-    ) as collector:
+    def build() -> tuple[Any, Any]:
+        policy = level_policy()
+        keywords = {"frames_per_batch": 8, "update_at_each_batch": True}
+        return policy, kind(CountingEnv, policy, **keywords)
+
+    policy, collector = build()
+    with collector:
         if replaced:
             policy.module.level = nn.Parameter(torch.tensor(5.0))
         else:
             policy.load_state_dict({"module.level": torch.tensor(5.0)})
+        state = collector.state_dict()
+        if not resumed:
+            assert (collector.next()["prey", "action"] == 5.0).all()
+            assert collector.policy_version == 1
+            return
+    policy, collector = build()
+    with collector:
+        collector.load_state_dict(state)
         assert (collector.next()["prey", "action"] == 5.0).all()
         assert collector.policy_version == 1
 
